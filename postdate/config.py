@@ -232,7 +232,9 @@ class Limits:
     table_read_ms_max: int = limit(3 * SECOND_MS, 1, why="a cancel waits this long for the table, then says unknown")
     range_rows_max: int = limit(65_536, 1, why="rows of a queue in one answer to bulk: 3 MB of far rows")
     near_rows_max: int = limit(32_768, 1, why="rows of the wheel in one answer to bulk: 1.7 MB, some milliseconds")
-    jobs_per_address_max: int = limit(25, 1, why="jobs of one address that are not over: all together may have 100")
+    jobs_per_user_max: int = limit(
+        25, 1, why="jobs of one user that are not over, or of one address where there are none: all may have 100"
+    )
     relays_max: int = limit(1_000, 1, why="questions of operators that wait for the answer of a client")
 
     # connections

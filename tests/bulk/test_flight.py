@@ -613,7 +613,7 @@ def test_a_batch_of_a_chunk_that_is_too_large_is_refused(tmp_path: Path, monkeyp
 
 def test_one_address_cannot_take_all_jobs(tmp_path: Path) -> None:
     """Before, a hundred open jobs of one client shut all others out."""
-    with serving(tmp_path / "data", ManualClock(T0), jobs_per_address_max=3) as served:
+    with serving(tmp_path / "data", ManualClock(T0), jobs_per_user_max=3) as served:
         broker = BrokerClient(served.address)
 
         def ask(name: str) -> None:
@@ -622,7 +622,7 @@ def test_one_address_cannot_take_all_jobs(tmp_path: Path) -> None:
         for name in "abc":
             ask(name)
         ask("a")
-        with pytest.raises(FlowControl, match="jobs_per_address_max: 3 jobs of your address are not over yet"):
+        with pytest.raises(FlowControl, match="jobs_per_user_max: 3 jobs of 127"):
             ask("d")
         with connected(served) as peer:  # many at once, too
             asked = [orjson.dumps({"call": "ask", "id": f"e{n}", "op": "cancel", "where": "true"}) for n in range(9)]

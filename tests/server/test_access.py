@@ -361,6 +361,25 @@ def test_a_user_with_rights_on_the_cluster_asks_for_jobs(tmp_path: Path) -> None
                 assert denied(changes.ask(Request.JOB, orjson.dumps({"call": call})))
 
 
+def test_each_user_has_a_share_of_the_jobs(tmp_path: Path) -> None:
+    """However many addresses a user has, and whoever else shares one with them."""
+    add_user(tmp_path, "admin", is_super=True)
+    add_user(tmp_path, "many", make_rule("Cluster:*", ["Update"]))
+    add_user(tmp_path, "one", make_rule("Cluster:*", ["Update"]))
+    with serving(tmp_path, ManualClock(T0), has_access=True, jobs_per_user_max=2) as served:
+
+        def ask(peer: Peer, job_id: str) -> Command:
+            wish = {"call": "ask", "id": job_id, "op": "cancel", "where": "true", "by_ms": 0}
+            return peer.ask(Request.JOB, orjson.dumps(wish))
+
+        with signed_in(served, "many") as many, signed_in(served, "many") as more, signed_in(served, "one") as one:
+            assert [ask(peer, name).code for peer, name in ((many, "a"), (more, "b"))] == [codes.SUCCESS] * 2
+            refused = ask(more, "c")
+            assert refused.code == codes.SYSTEM_BUSY
+            assert refused.remark == "jobs_per_user_max: 2 jobs of many are not over yet; try later"
+            assert ask(one, "d").code == codes.SUCCESS
+
+
 # -- messages ---------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ progress                            is shown to people, and kept in memory alone
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
@@ -39,7 +40,16 @@ from postdate.wire.frame import Command, reply
 _STEP_MAX = 100  # characters of the sentence about a job's progress
 
 Settled = Callable[[Connection, Ticket], Awaitable[None]]
-_Call = Callable[[Connection, Fields, Plain], Awaitable[Plain]]
+
+
+class _Caller(NamedTuple):
+    """Who asks, and where the answer goes."""
+
+    connection: Connection
+    name: str  # of the user; of anybody the address
+
+
+_Call = Callable[[_Caller, Fields, Plain], Awaitable[Plain]]
 
 
 class Progress(NamedTuple):
@@ -68,7 +78,7 @@ class Jobs:
         self._settled = settled
         self._deciding = asyncio.Lock()
         self._progress: dict[str, _Noted] = {}
-        self._askers: dict[str, bytes] = {}  # by job that may not be over, the address that asked for it
+        self._askers: dict[str, str] = {}  # by job that may not be over, who asked for it
         self._asking: set[str] = set()  # jobs that are being written
         self._calls: dict[str, _Call] = {
             "begin": self._begin, "ask": self._ask, "adopt": self._adopt, "fail": self._fail, "decide": self._decide,
@@ -83,24 +93,25 @@ class Jobs:
         if call is None:
             raise ProtocolError(f"call is {plain.get('call')!r:.64}, expected one of {', '.join(self._calls)}")
         request = command.without_content()
+        caller = _Caller(connection, connection.asker.name or str(ip_address(connection.host.address)))
 
         async def answer() -> bytes:
-            return reply(request, codes.SUCCESS, body=dump(await call(connection, fields, plain)))
+            return reply(request, codes.SUCCESS, body=dump(await call(caller, fields, plain)))
 
         self._tasks.answer(connection, request, answer())
 
     @contextmanager
-    def _counted(self, connection: Connection, job_id: str) -> Iterator[None]:
-        """Counts a job for the address that asks for it, and raises FlowControl for one too many; one that is known may
-        be asked for again. A start forgets who has asked for what.
+    def _counted(self, caller: _Caller, job_id: str) -> Iterator[None]:
+        """Counts a job for the user who asks for it, or for the address where there are no users, and raises
+        FlowControl for one too many; one that is known may be asked for again. A start forgets who has asked for what.
         """
         open_ids = {job.id for job in self._broker.view.jobs() if not job.is_over} | self._asking
-        self._askers = {known: address for known, address in self._askers.items() if known in open_ids}
-        address, limit = connection.host.address, self._broker.limits.jobs_per_address_max
+        self._askers = {known: asker for known, asker in self._askers.items() if known in open_ids}
+        limit = self._broker.limits.jobs_per_user_max
         if job_id not in open_ids:
-            if sum(asker == address for asker in self._askers.values()) >= limit:
-                raise FlowControl(f"jobs_per_address_max: {limit} jobs of your address are not over yet; try later")
-            self._askers[job_id] = address
+            if sum(asker == caller.name for asker in self._askers.values()) >= limit:
+                raise FlowControl(f"jobs_per_user_max: {limit} jobs of {caller.name} are not over yet; try later")
+            self._askers[job_id] = caller.name
         self._asking.add(job_id)
         try:
             yield
@@ -109,60 +120,60 @@ class Jobs:
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    async def _begin(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+    async def _begin(self, caller: _Caller, fields: Fields, _: Plain) -> Plain:
         job_id, name = fields.text("id"), fields.text("topic")
         table = self._broker.view.far.table
         if not table:
             raise Refused("there is no table to import into: no pipeline has registered yet")
         known = self._broker.view.find_job(job_id)
         is_new = known is None or known.state == FAILED
-        with self._counted(connection, job_id):
-            job = await self._write(connection, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
+        with self._counted(caller, job_id):
+            job = await self._write(caller, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
         topic = self._broker.view.topic(job.topic)
         queues = tuple((queue_id, topic.numbers[queue_id]) for queue_id in range(topic.write_queue_count))
         now_ms, delay_ms_max = self._clock.now_ms(), self._broker.settings.delay_ms_max
         identity = self._broker.identity
         return ImportOrder(self._status(job), is_new, table, now_ms, delay_ms_max, queues, identity).plain()
 
-    async def _ask(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+    async def _ask(self, caller: _Caller, fields: Fields, _: Plain) -> Plain:
         op, by_ms = fields.text("op") or CANCEL, fields.number("by_ms", 0)
         job_id, where = fields.text("id"), fields.text("where")
-        with self._counted(connection, job_id):
+        with self._counted(caller, job_id):
             ticket = self._broker.jobs.ask(job_id, op, where, by_ms, self._clock.now_ms())
-            return self._status(await self._write(connection, ticket))._asdict()
+            return self._status(await self._write(caller, ticket))._asdict()
 
-    async def _adopt(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+    async def _adopt(self, caller: _Caller, fields: Fields, _: Plain) -> Plain:
         job_id, files, bad = fields.text("id"), fields.files("files"), fields.number("bad")
         ticket = self._broker.jobs.adopt(job_id, files, bad, self._clock.now_ms())
-        return self._status(await self._write(connection, ticket))._asdict()
+        return self._status(await self._write(caller, ticket))._asdict()
 
-    async def _fail(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+    async def _fail(self, caller: _Caller, fields: Fields, _: Plain) -> Plain:
         ticket = self._broker.jobs.fail(fields.text("id"), fields.text("reason"), self._clock.now_ms())
-        return self._status(await self._write(connection, ticket))._asdict()
+        return self._status(await self._write(caller, ticket))._asdict()
 
-    async def _write(self, connection: Connection, ticket: Ticket) -> Job:
-        await self._settled(connection, ticket)
+    async def _write(self, caller: _Caller, ticket: Ticket) -> Job:
+        await self._settled(caller.connection, ticket)
         return require_job(ticket.answer)
 
     # -- carrying out -------------------------------------------------------------------------------------------
 
-    async def _attempt(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+    async def _attempt(self, caller: _Caller, fields: Fields, _: Plain) -> Plain:
         """Notes a try, or what became of it. The answer says where the job is, and why there is none to try."""
         call, epoch, number = fields.text("call"), fields.number("epoch"), fields.number("number")
         ticket = self._broker.jobs.attempt(call, epoch, number, fields.text("reason"), self._clock.now_ms())
-        job = await self._write(connection, ticket)
+        job = await self._write(caller, ticket)
         return _order_for(job)._replace(refusal=ticket.answer.reason).plain()
 
-    async def _decide(self, connection: Connection, _: Fields, plain: Plain) -> Plain:
+    async def _decide(self, caller: _Caller, _: Fields, plain: Plain) -> Plain:
         """Decides about what was selected. Reading that takes long, so it happens on another thread."""
         jobs, selection = self._broker.jobs, Selection.read(plain)
         async with self._deciding:
             jobs.check(selection)
             parts = await asyncio.to_thread(jobs.verify, selection)
             ticket = jobs.decide(selection, parts, self._clock.now_ms())
-            return _order_for(await self._write(connection, ticket)).plain()
+            return _order_for(await self._write(caller, ticket)).plain()
 
-    async def _order(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
+    async def _order(self, _: _Caller, fields: Fields, _plain: Plain) -> Plain:
         number = fields.number("number")
         job = self._broker.view.job(number)
         if job is None:
@@ -171,14 +182,14 @@ class Jobs:
 
     # -- looking ------------------------------------------------------------------------------------------------
 
-    async def _find(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
+    async def _find(self, _: _Caller, fields: Fields, _plain: Plain) -> Plain:
         return self._status(self._broker.jobs.find(fields.text("id")))._asdict()
 
-    async def _list(self, _: Connection, _fields: Fields, _plain: Plain) -> Plain:
+    async def _list(self, _: _Caller, _fields: Fields, _plain: Plain) -> Plain:
         jobs = [self._status(job)._asdict() for job in self._broker.view.jobs()]
         return {"now_ms": self._clock.now_ms(), "jobs": jobs}
 
-    async def _note_progress(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
+    async def _note_progress(self, _: _Caller, fields: Fields, _plain: Plain) -> Plain:
         job = self._broker.jobs.find(fields.text("id"))
         if not job.is_over:
             step, done, total = fields.text("step")[:_STEP_MAX], fields.number("done"), fields.number("total")
