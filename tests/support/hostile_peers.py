@@ -5,9 +5,10 @@
 A hostile peer takes real requests of every code, in both serializations, and breaks them in one of many ways: a field
 of another kind, a number beyond its bounds, flipped bits, a wrong length, half a frame, JSON a thousand deep, bytes
 that are nothing at all. It reads its answers or does not, and goes politely or with a reset. With --tls every second
-one speaks TLS, and another peer begins handshakes and breaks them off. With --users the broker listens everywhere and
-has users; the hostile peers sign wrongly, and must have changed nothing at the end. The same seed gives the same
-frames; who comes first is up to the system.
+one speaks TLS, and others begin handshakes and break them off, drag them out, and renegotiate. With --users the broker
+listens everywhere and has users; the hostile peers sign wrongly, and must have changed nothing at the end. Others show
+certificates of an authority of their own, flood open connections with wrong signatures, of huge bodies too, and pull
+for a user who is removed meanwhile. The same seed gives the same frames; who comes first is up to the system.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import select
 import socket
 import ssl
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -37,15 +39,16 @@ from postdate.state.topics import SCHEDULE_TOPIC
 from postdate.storage.disk import RealDisk
 from postdate.tls import client_context
 from postdate.wire import bodies, codes
-from postdate.wire.frame import BINARY, JSON, Command, encode
+from postdate.wire.frame import BINARY, JSON, Command, Frames, decode, encode
 from postdate.wire.requests import REQUESTS, Field, Kind, Request
 from postdate.wire.signature import SIGNATURE, Credentials, sign
 from tests.support.certificates import Authority
-from tests.support.peer import Peer, SignedPeer, make_topic, properties_text, pull, pull_command, send_command
+from tests.support.peer import Peer, SignedPeer, make_topic, properties_text, pull, pull_command, send_command, sent
 from verify.faults.process import Broker, now_ms
 
 PEERS = 3
 FRAMES_PER_CONNECTION = 40
+FLOOD_FRAMES = 100  # of wrong signatures at a time: their answers fit into the broker's buffer
 # So that what is kept for good does not grow for as long as it is fuzzed.
 BOUNDS: dict[str, Any] = {
     "topics_max": 300, "groups_max": 200, "queues_max": 3_000, "offsets_max": 5_000, "idle_ms_max": 20_000,
@@ -307,7 +310,7 @@ class Hostile(threading.Thread):
         kept: list[socket.socket] = []
         try:
             while not self._is_over(self.frame_count):
-                kept.append(self._visit())
+                kept += self._visit()
                 if len(kept) > 20:  # some stay for a while, without reading
                     self._leave(kept.pop(self._fuzz.random.randrange(len(kept))))
         except BaseException as mistake:
@@ -316,22 +319,27 @@ class Hostile(threading.Thread):
             for each in kept:
                 each.close()
 
-    def _visit(self) -> socket.socket:
-        self.connection_count += 1
-        connection = socket.create_connection(("127.0.0.1", self._port), 30)
+    def _visit(self) -> list[socket.socket]:
+        """Connects, throws some frames, and returns the connections that may stay for a while."""
+        connection = self._connect()
         reads = self._fuzz.random.random() < 0.8
         with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError, ssl.SSLError):
-            if self._tls is not None and self._fuzz.random.random() < 0.5:
-                # Not in one step: where the handshake fails, the plain socket has no descriptor any more.
-                connection = secured = self._tls.wrap_socket(
-                    connection, server_hostname="localhost", do_handshake_on_connect=False
-                )
-                secured.do_handshake()
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
             for _ in range(self._fuzz.random.randrange(1, FRAMES_PER_CONNECTION)):
                 self._throw(connection, self._fuzz.thrown())
                 if reads:
                     _read_away(connection)
-        return connection
+        return [connection]
+
+    def _connect(self) -> socket.socket:
+        """Every second connection is to speak TLS, if any may."""
+        self.connection_count += 1
+        connection = socket.create_connection(("127.0.0.1", self._port), 30)
+        if self._tls is None or self._fuzz.random.random() < 0.5:
+            return connection
+        # The handshake comes later: where it fails, the plain socket has no descriptor any more.
+        return self._tls.wrap_socket(connection, server_hostname="localhost", do_handshake_on_connect=False)
 
     def _throw(self, connection: socket.socket, data: bytes) -> None:
         """In one piece, or cut anywhere. A broker that does not read from us for long is left alone."""
@@ -351,7 +359,7 @@ class Hostile(threading.Thread):
 class HalfHandshakes(Hostile):
     """Begins handshakes, and breaks them off, or goes on with something else."""
 
-    def _visit(self) -> socket.socket:
+    def _visit(self) -> list[socket.socket]:
         self.connection_count += 1
         connection = socket.create_connection(("127.0.0.1", self._port), 30)
         random, hello = self._fuzz.random, self._hello()
@@ -366,7 +374,7 @@ class HalfHandshakes(Hostile):
         with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError):
             self._throw(connection, thrown)
             _read_away(connection)
-        return connection
+        return [connection]
 
     def _hello(self) -> bytes:
         """What a client begins with."""
@@ -375,6 +383,115 @@ class HalfHandshakes(Hostile):
         with contextlib.suppress(ssl.SSLWantReadError):
             self._tls.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
         return outgoing.read()
+
+
+class SlowHandshakes(HalfHandshakes):
+    """Says its hello byte by byte, until it is said, or the broker has had enough of that."""
+
+    def _visit(self) -> list[socket.socket]:
+        self.connection_count += 1
+        connection = socket.create_connection(("127.0.0.1", self._port), 30)
+        pause_s = self._fuzz.random.choice([0, 0.005, 0.05])
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            for byte in self._hello():
+                self._throw(connection, bytes([byte]))
+                if select.select([connection], [], [], pause_s)[0] or self._is_over(self.frame_count):
+                    break
+        return [connection]
+
+
+class Renegotiating(Hostile):
+    """Wants another handshake over an open connection, as old versions of TLS allow it."""
+
+    def _visit(self) -> list[socket.socket]:
+        self.connection_count += 1
+        self.frame_count += 100
+        done = subprocess.run(
+            ["openssl", "s_client", "-connect", f"127.0.0.1:{self._port}", "-tls1_2"],
+            input="R\n" * 3, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        if "RENEGOTIATING" in done.stderr:  # else it was not let in
+            assert "no renegotiation" in done.stderr, f"{done.stdout[-500:]} {done.stderr[-500:]}"
+        return []
+
+
+class WrongSignatures(Hostile):
+    """Floods open connections with requests of strangers who claim to be users, and reads the answers: refusals all."""
+
+    def _visit(self) -> list[socket.socket]:
+        connection = self._connect()
+        connection.settimeout(30)
+        with contextlib.suppress(ConnectionError, TimeoutError, ssl.SSLError):
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
+            for _ in range(20):
+                if self._is_over(self.frame_count):
+                    break
+                self._flood(connection)
+        connection.close()
+        return []
+
+    def _flood(self, connection: socket.socket) -> None:
+        requests = [self._request() for _ in range(FLOOD_FRAMES)]
+        connection.sendall(b"".join(encode(request) for request in requests))
+        self.frame_count += FLOOD_FRAMES
+        frames, answers = Frames(), list[Command]()
+        while len(answers) < FLOOD_FRAMES:
+            if not (data := connection.recv(1 << 16)):
+                raise ConnectionResetError
+            answers += map(decode, frames.feed(data))
+        taken = [answer for answer in answers if answer.code == codes.SUCCESS]
+        assert not taken, f"a wrong signature was taken for a right one: {taken[:3]}"
+
+    def _request(self) -> Command:
+        random = self._fuzz.random
+        body = random.randbytes(random.choice([0, 100, 100, 100, 4_000]) if random.random() < 0.99 else 300_000)
+        code = random.choice([Request.SEND_MESSAGE_V2, Request.PULL_MESSAGE, Request.GET_STATUS, Request.STAGE])
+        fields = {"b": Good.TOPIC, "topic": Good.TOPIC, "consumerGroup": "good", "queueId": "0"}
+        name = random.choice([GOOD_USER.access_key, "admin", TOKEN_USER])
+        signed = sign(fields, body, Credentials(name, f"wrong-{random.random()}"))
+        return Command(code, signed, body, opaque=random.randrange(1 << 31))
+
+
+class Leaving(Hostile):
+    """Pulls for a user who is removed while the pull waits: it ends, and nothing comes any more. Its connections are
+    there before the others': those of one address are bounded.
+    """
+
+    TOPIC, NAME = "Leaving_Topic", "leaving"
+
+    def __init__(self, port: int, *how: Any) -> None:
+        super().__init__(port, *how)
+        self.connection_count = 2
+        self._keeper, self._peer = SignedPeer(port, KEEPER), SignedPeer(port, None)
+        make_topic(self._keeper, self.TOPIC)
+        self._peer.say(Request.GET_ROUTEINFO_BY_TOPIC, topic=self.TOPIC)
+        self._peer.next_answer()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._keeper.close()
+            self._peer.close()
+
+    def _visit(self) -> list[socket.socket]:
+        keeper, peer, name = self._keeper, self._peer, self.NAME
+        self.frame_count += 200
+        peer.credentials = Credentials(name, f"secret-{self._fuzz.random.random()}")
+        offset = int(keeper.ask(Request.GET_MAX_OFFSET, topic=self.TOPIC, queueId=0).fields["offset"])
+        entries = [{"resource": each, "actions": ["Sub"], "decision": "Allow"} for each in ("Topic:*", "Group:*")]
+        rules = orjson.dumps({"policies": [{"policyType": "Custom", "entries": entries}]})
+        password = orjson.dumps({"password": peer.credentials.secret_key})
+        assert keeper.ask(Request.AUTH_CREATE_USER, password, username=name).code == codes.SUCCESS
+        assert keeper.ask(Request.AUTH_CREATE_ACL, rules, subject=f"User:{name}").code == codes.SUCCESS
+        peer.write(*[pull_command(peer, self.TOPIC, offset, group=name, wait_ms=15_000) for _ in range(3)])
+        assert keeper.ask(Request.AUTH_DELETE_USER, username=name).code == codes.SUCCESS
+        sent(keeper, self.TOPIC, "not for those who have left")
+        peer.write(pull_command(peer, self.TOPIC, offset, group=name, wait_ms=0))
+        answers = [peer.next_answer() for _ in range(4)]
+        assert {answer.code for answer in answers} == {codes.NO_PERMISSION}, answers
+        return []
 
 
 def _read_away(connection: socket.socket) -> None:
@@ -515,6 +632,7 @@ EXPECTED = (
     "is refused:", "topic ", "group ",
 )  # fmt: skip
 GOOD_USER = Credentials("good", "the-secret-of-good")
+KEEPER = Credentials("keeper", "the-secret-of-keeper")  # a super user; nobody claims to be that one
 GROWTH_BYTES = 96 << 20
 FILES_MORE = 64
 
@@ -526,29 +644,36 @@ def run(
     hostile peers are strangers to it: they may get nothing.
     """
     settings: dict[str, Any] = {}
-    tls = None
+    tls = foreign = None
     if has_users:
         assert is_tls, "a broker that listens everywhere needs TLS, too"
         settings = {"host": "0.0.0.0"}
         (folder / "data").mkdir()
         rules = (make_rule("Topic:*", ["All"]), make_rule("Group:*", ["All"]))
-        for user in (User("admin", "the-secret-of-admin", is_super=True), User(*GOOD_USER[:2], rules=rules)):
+        supers = [User(name, secret, is_super=True) for name, secret in (("admin", "its-secret"), KEEPER[:2])]
+        for user in (*supers, User(*GOOD_USER[:2], rules=rules)):
             Users(folder / "data").change(with_user(user))
     if is_tls:
         pair = Authority(folder / "certificates").sign("server")
         settings |= {"tls": "permissive", "tls_cert": pair.certificate, "tls_key": pair.key, "handshake_ms_max": 6_000}
         tls = client_context(ca_file=pair.ca)
+    if has_users:
+        settings |= {"tls_client_ca": pair.ca, "tls_client_cert": "optional"}
+        stranger = Authority(folder / "foreign").sign("stranger", common_name="admin")
+        foreign = client_context(ca_file=pair.ca, cert_file=stranger.certificate, key_file=stranger.key)
     broker = Broker(folder, **BOUNDS, **settings)
     broker.start()
     try:
-        return _run(broker, seed, seconds, frames, tls, GOOD_USER if has_users else None)
+        return _run(broker, seed, seconds, frames, tls, foreign, GOOD_USER if has_users else None)
     finally:
         broker.stop()
 
 
 def _run(
-    broker: Broker, seed: int, seconds: float, frames: int, tls: ssl.SSLContext | None, user: Credentials | None
-) -> Result:
+    broker: Broker, seed: int, seconds: float, frames: int, tls: ssl.SSLContext | None, foreign: ssl.SSLContext | None,
+    user: Credentials | None,
+) -> Result:  # fmt: skip
+    """`foreign`: for those who show a certificate of an authority that the broker does not know."""
     fuzz = Fuzz if user is None else Impostor
     _warm_up(broker, seed, fuzz)
     files_before, bytes_before = broker.file_count, broker.resident_bytes
@@ -559,7 +684,10 @@ def _run(
 
     hostile = [Hostile(broker.port, seed * PEERS + n, is_over, tls, fuzz) for n in range(PEERS)]
     if tls is not None:
-        hostile.append(HalfHandshakes(broker.port, seed, is_over, tls))
+        hostile += [kind(broker.port, seed, is_over, tls) for kind in (HalfHandshakes, SlowHandshakes, Renegotiating)]
+    if user is not None:
+        hostile += [kind(broker.port, seed, is_over, tls) for kind in (WrongSignatures, Leaving)]
+        hostile.append(Hostile(broker.port, seed, is_over, foreign, fuzz))
     good = Good(broker.port, lambda: not any(each.is_alive() for each in hostile), user)
     for each in hostile:
         each.start()
@@ -567,7 +695,8 @@ def _run(
     for each in hostile:
         each.join()
     good.join(60)
-    troubles = good.verdict() + [f"{each.name}: {each.mistake!r}" for each in hostile if each.mistake]
+    mistakes = [f"{type(each).__name__} {each.name}: {each.mistake!r}" for each in hostile if each.mistake]
+    troubles = good.verdict() + mistakes
     files = _settled(lambda: broker.file_count, files_before + FILES_MORE)
     if files > files_before + FILES_MORE:
         troubles.append(f"{files} open files after {files_before}")
@@ -590,14 +719,15 @@ def _run(
 
 def _let_in(data: Path) -> list[str]:
     """What a stranger has changed, by the audit log and by the topics and users that there are."""
-    done = [line for line in read_audit(data) if line["result"] == "done" and line["user"] != GOOD_USER.access_key]
+    known = (GOOD_USER.access_key, KEEPER.access_key)
+    done = [line for line in read_audit(data) if line["result"] == "done" and line["user"] not in known]
     troubles = [f"a stranger was let in: {line}" for line in done]
     names = set(Users(data).all)
-    if names != {"admin", GOOD_USER.access_key}:
+    if names != {"admin", *known}:
         troubles.append(f"there are other users now: {names}")
     broker = OpenedBroker(RealDisk(data), Settings(data=str(data)))
     try:
-        others = set(broker.fold.topics.by_name) - {Good.TOPIC, SCHEDULE_TOPIC, "%RETRY%good"}
+        others = set(broker.fold.topics.by_name) - {Good.TOPIC, Leaving.TOPIC, SCHEDULE_TOPIC, "%RETRY%good"}
     finally:
         broker.close()
     return troubles + [f"a stranger has made topic {name}" for name in sorted(others)]
