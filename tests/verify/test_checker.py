@@ -292,6 +292,11 @@ def doubled() -> Story:
     return honest_story().entry("timed", 2, 1_002)
 
 
+def two_receipts_of_one_id() -> Story:
+    story = honest_story().note(110, "receipt", key="timed", handle="a handle", due=NOW + 1_000)
+    return story.note(500, "receipt", key="timed", handle="another one", due=NOW + 1_000)
+
+
 def gap() -> Story:
     return honest_story().without("entry", "timed").entry("timed", 2, 1_001)
 
@@ -372,7 +377,16 @@ PLANTED = {
     "I5": (late, imported_and_late, postponed_and_late, moved_earlier_and_at_its_first_due, moved_back_and_late),
     "I6": (rewritten,),
     "I7": (slow_start,),
-    "I8": (doubled, both_copies_live, gap, changed_at_its_offset, came_again, came_back_twice, came_back_by_itself),
+    "I8": (
+        doubled,
+        both_copies_live,
+        two_receipts_of_one_id,
+        gap,
+        changed_at_its_offset,
+        came_again,
+        came_back_twice,
+        came_back_by_itself,
+    ),
     "I9": (too_much_memory,),
 }
 

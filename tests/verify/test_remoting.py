@@ -55,6 +55,26 @@ def test_a_moved_message_is_cancelled_by_its_first_handle_and_by_its_key(tmp_pat
         producer.close()
 
 
+def test_what_is_sent_once_has_one_receipt_and_one_entry(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served:
+        driver = Remoting(served.port, "", tmp_path)
+        driver.prepare()
+        one, other = driver.producer(), driver.producer()
+        for wish in (Wish("now", Form.NONE), Wish("later", Form.SPAN, 5_000, 5_000)):
+            first = one.send_once(wish, 0)
+            assert first.outcome is Sent.ACKNOWLEDGED
+            pass_and_settle(served, 1_000)
+            assert [each.send_once(wish, attempt) for attempt, each in enumerate((one, other), 1)] == [first] * 2
+        assert one.cancel_moved(wish, first, 1) is Cancel.CANCELLED
+        assert other.send_once(wish, 3) == first, "it is not sent again"
+        pass_and_settle(served, 10_000)
+        assert [(entry.key, entry.body) for entry in driver.entries({})] == [("now", Wish("now", Form.NONE).body)]
+        one.drop()
+        assert one.send_once(wish, 4) == Answer(Sent.IN_DOUBT)
+        one.close()
+        other.close()
+
+
 HANGS = """
 import threading
 from contextlib import nullcontext

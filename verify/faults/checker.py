@@ -9,7 +9,7 @@
 | I5 | away from faults, messages are on time |
 | I6 | rows that wait are not written again but for a bounded number of merges |
 | I7 | a restart costs what is near, not what waits |
-| I8 | a message has one entry in its queue, an entry never changes, an acknowledged one does not come again |
+| I8 | a message has one entry in its queue, an id one receipt, an entry never changes, an acknowledged one stays away |
 | I9 | the broker's memory stays below a constant |
 
 What was answered binds. What is in doubt (the connection ended before the answer) may have happened or not, also later
@@ -459,6 +459,7 @@ def check_once(case: Case) -> Iterator[Violation]:
         if sorted(keys) != list(range(len(keys))):
             yield Violation("I8", f"{place} has {len(keys)} entries and offsets up to {max(keys)}")
     yield from _check_unchanged(case, offsets)
+    yield from _check_receipts(case)
     yield from _check_not_again(case)
     if case.by_kind["returns were read"]:
         yield from _check_returns(case)
@@ -470,6 +471,16 @@ def _check_unchanged(case: Case, offsets: dict[str, dict[int, str]]) -> Iterator
         place, offset, key = event["place"], event["offset"], event["key"]
         if place in offsets and offsets[place].get(offset, key) != key:
             yield Violation("I8", f"{place} had {key} at {offset}, and has {offsets[place][offset]} there now", key)
+
+
+def _check_receipts(case: Case) -> Iterator[Violation]:
+    """Every send of an id is answered with the receipt of the first one."""
+    receipts: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for event in case.by_kind["receipt"]:
+        receipts[event["key"]].add((event["handle"], event["due"]))
+    for key, found in receipts.items():
+        if len(found) > 1:
+            yield Violation("I8", f"{key} was to be stored once, and its sends got {len(found)} receipts", key)
 
 
 def _check_not_again(case: Case) -> Iterator[Violation]:

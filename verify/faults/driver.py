@@ -117,6 +117,11 @@ class Producer(Protocol):
     def send_batch(self, wishes: Sequence[Wish]) -> list[Answer]:
         """Sends them as one batch: all are stored or none."""
 
+    def send_once(self, wish: Wish, attempt: int) -> Answer:
+        """Sends a message that the broker is to store once, however often it is sent: each attempt is a message of its
+        own to the client, with the same id for the broker.
+        """
+
     def cancel(self, wish: Wish, answer: Answer, way: int) -> Cancel:
         """Cancels in one of the ways that the system has; `way` is any number."""
 

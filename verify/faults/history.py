@@ -59,6 +59,12 @@ class History:
         for wish, answer in zip(wishes, answers, strict=True):
             self.note("sent", key=wish.key, outcome=answer.outcome, due=answer.due_at_ms)
 
+    def note_once(self, wish: Wish, answer: Answer, is_first: bool) -> None:
+        """One of several sends of an id was answered with a receipt; `is_first`: no other one was before."""
+        if is_first:
+            self.note_sent([wish], [answer])
+        self.note("receipt", key=wish.key, handle=answer.handle, due=answer.due_at_ms)
+
     def note_cancelling(self, key: str, client: str) -> float:
         return float(self.note("cancel", key=key, client=client)["at"])
 

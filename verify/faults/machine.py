@@ -34,6 +34,8 @@ SETTINGS: dict[str, Any] = {
     # Small files end often. All are kept: the checker reads them at the end, when clocks have stepped by days.
     "segment_bytes": 1 << 18, "batch_bytes_max": 1 << 18, "queue_file_rows": 512, "queue_tail_rows": 128,
     "retention_ms": 3_650 * 86_400_000,
+    # An id is never free again, however far clocks step: clients count the messages of each.
+    "once_window_ms": 3_650 * 86_400_000,
 }  # fmt: skip
 # How a process is recognized by its command; the first match counts.
 PARTS = {

@@ -17,7 +17,7 @@ import postdate
 from postdate.client import admin
 from postdate.contract import DONE, RUNNING, WAITING, JobStatus
 from postdate.errors import PostdateError, UsageError
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from postdate.message import PROPERTY_KEYS, PROPERTY_ONCE, PROPERTY_UNIQ_KEY
 from postdate.process import run_on_thread
 from postdate.storage.record import Record
 from postdate.wire import bodies, codes
@@ -105,7 +105,7 @@ class _Connected:
 
 
 class RemotingProducer(_Connected):
-    """Sends each message once and repeats nothing, so that the messages in the queues can be counted."""
+    """Sends each message once and repeats only what has an id, so that the messages in the queues can be counted."""
 
     def send(self, wishes: Sequence[Wish]) -> list[Answer]:
         commands = [
@@ -134,6 +134,15 @@ class RemotingProducer(_Connected):
         if outcome is not Sent.ACKNOWLEDGED or len(handles) != len(wishes):
             return [Answer(outcome)] * len(wishes)
         return [_with_handle(outcome, "" if handle == "-" else handle) for handle in handles]
+
+    def send_once(self, wish: Wish, attempt: int) -> Answer:
+        properties = _properties(wish) | {PROPERTY_UNIQ_KEY: f"{wish.key}.{attempt}", PROPERTY_ONCE: wish.key}
+        command = send_command(self.peer, TOPIC, wish.body, queue_id=attempt % QUEUES, **properties)
+        try:
+            self.peer.write(command)
+            return _answer(self.peer.answer_to(command.opaque))
+        except _LOST:
+            return Answer(Sent.IN_DOUBT)
 
     def cancel(self, wish: Wish, answer: Answer, way: int) -> Cancel:
         """Cancels by handle; if the due time is known to the millisecond, also by key and by delete marker."""

@@ -3,7 +3,8 @@ instant, moves to other due times, consumers of every kind that come and go and 
 imports.
 
 Each client is a thread that runs until it is stopped. It replaces a connection that ends; what was in flight on it
-stays in doubt. No client sends a message twice, so that the messages in the queues can be counted.
+stays in doubt. No client sends a message twice, so that the messages in the queues can be counted, except those with an
+id, which the broker stores once.
 """
 
 import heapq
@@ -42,6 +43,9 @@ AGENDA_MAX = 2_000  # cancels, or moves, that wait for their instant
 RACERS = 2
 RACE_MS = 30  # around the due instant
 MOVES_MAX = 3  # of one message
+REPEATERS, REPEATS_MAX = 2, 4  # clients that send the same ids, and how often one id is sent
+PLAN_SHARE = 0.05  # of the looks of a repeater, 50 a second
+REPEAT_MS = 20_000  # within which it is sent again: longer than the broker takes to start
 LEAD_MS = 60_000  # what is due later waits elsewhere
 IMPORTED_MOVES = 20  # messages of an import that are moved
 GROUP_SIZE = 30
@@ -243,6 +247,84 @@ class Agenda(Generic[T]):
             return found
 
 
+class Repeat(NamedTuple):
+    """A message that is to be stored once, and is sent several times."""
+
+    wish: Wish
+    attempt: int
+
+
+class Repeats:
+    """What several clients send under the same ids."""
+
+    def __init__(self, history: History) -> None:
+        self.agendas = [Agenda[Repeat](history) for _ in range(REPEATERS)]
+        self._answered: set[str] = set()
+        self._lock = threading.Lock()
+
+    def is_first(self, key: str) -> bool:
+        """Notes that one of the sends has its receipt; returns whether it is the first of them."""
+        with self._lock:
+            is_first = key not in self._answered
+            self._answered.add(key)
+            return is_first
+
+
+class Repeater(Maker):
+    """Sends messages with an id, each of them several times, now and later, as others do: on several connections, after
+    crashes, and when it was moved or cancelled.
+    """
+
+    def __init__(
+        self, name: str, seed: int, driver: Driver, history: History, load: Load, repeats: Repeats, number: int,
+        races: "Sequence[Agenda[Race]]", tours: Agenda[Tour],
+    ) -> None:  # fmt: skip
+        super().__init__(name, seed, driver, history, load)
+        self._repeats, self._own = repeats, repeats.agendas[number]
+        self._races, self._tours = races, tours
+
+    def visit(self) -> None:
+        self.connection = connection = self.driver.producer()
+        try:
+            while not self.stopping.wait(0.02):
+                if self.random.random() < PLAN_SHARE:
+                    self._plan()
+                for repeat in self._own.due():
+                    if not self._send(connection, repeat):
+                        return
+        finally:
+            connection.close()
+
+    def _plan(self) -> None:
+        wish, dice = self.wish(), self.random
+        self.history.note_sending([wish], self.name)
+        now_ms = self.history.broker_ms()
+        for attempt in range(dice.randrange(2, REPEATS_MAX + 1)):
+            at_ms = now_ms + dice.choice((0, 0, dice.randrange(REPEAT_MS)))
+            dice.choice(self._repeats.agendas).add(at_ms, Repeat(wish, attempt))
+
+    def _send(self, connection: Producer, repeat: Repeat) -> bool:
+        """Sends once; returns whether the connection can still be used."""
+        wish = repeat.wish
+        answer = connection.send_once(wish, repeat.attempt)
+        if answer.outcome is Sent.ACKNOWLEDGED:
+            is_first = self._repeats.is_first(wish.key)
+            self.history.note_once(wish, answer, is_first)
+            if is_first and answer.handle:
+                self._go_on(wish, answer)
+        return answer.outcome is not Sent.IN_DOUBT
+
+    def _go_on(self, wish: Wish, answer: Answer) -> None:
+        """Plans a cancel for some of them, and moves for others."""
+        now_ms, dice = self.history.broker_ms(), self.random
+        choice = dice.random()
+        for races in self._races if choice < 0.2 else ():
+            races.add(dice.choice((now_ms, answer.due_at_ms)), Race(wish, answer, may_be_moved=True))
+        if 0.2 < choice < 0.4:
+            tour = Tour(wish, answer, answer.due_at_ms, dice.randrange(MOVES_MAX) + 1)
+            self._tours.add(tour.choose_instant(now_ms, dice), tour)
+
+
 class Racer(Hand):
     """Cancels messages around the instant at which they are due. Two of them race for the same ones."""
 
@@ -425,10 +507,14 @@ class Crew:
 
     def __init__(self, driver: Driver, history: History, load: Load, seed: int) -> None:
         races, tours = [Agenda[Race](history) for _ in range(RACERS)], Agenda[Tour](history)
+        repeats = Repeats(history)
         common = (seed, driver, history)
         self._driver = driver
         self.makers: list[Hand] = [
             Sender(f"p{number}", *common, load, races, tours) for number in range(load.producers)
+        ]
+        self.makers += [
+            Repeater(f"once{number}", *common, load, repeats, number, races, tours) for number in range(REPEATERS)
         ]
         self.makers.append(Mover("mover", *common, load, races, tours))
         self.makers += [Racer(f"racer{number}", *common, own) for number, own in enumerate(races)]
