@@ -1,10 +1,13 @@
 """A session of Spark on one machine: who can reach it, and what it says to whom."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from postdate.spark.session.session import _protection, _write_secret
+from postdate.spark.session.session import _protection, _write_secret, silence_py4j
+from verify.faults.process import ROOT
 
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
@@ -91,3 +94,33 @@ def test_what_spark_shows_of_its_settings_hides_secrets(spark: Any) -> None:
     pattern = spark.sparkContext._jvm.java.util.regex.Pattern.compile(spark.conf.get("spark.redaction.regex"))
     for name in ("spark.authenticate.secret", "POSTDATE_TOKEN", "fs.s3a.access.key", "db.password", "aws_credentials"):
         assert pattern.matcher(name).find(), name
+
+
+JAVA_HAS_GONE = """
+import logging, threading
+from py4j.java_gateway import GatewayClient, GatewayConnection, GatewayParameters
+from py4j.protocol import Py4JNetworkError
+{silence}
+class Gone:
+    def send_command(self, command):
+        raise Py4JNetworkError("Java has gone")
+    def close(self, reset=False):
+        pass
+client = GatewayClient(gateway_parameters=GatewayParameters())
+client.deque.append(Gone())
+client.send_command("c")
+logging.error("and this is ours")
+"""
+
+
+def test_nothing_is_printed_where_java_goes_during_a_call() -> None:
+    """A command that has waited long enough for Spark to stop ends Java, and its user saw a traceback of py4j."""
+
+    def printed(silence: str) -> list[str]:
+        script = JAVA_HAS_GONE.format(silence=silence)
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stderr.splitlines()
+
+    silence = f"from {silence_py4j.__module__} import silence_py4j; silence_py4j()"
+    assert printed(silence) == ["ERROR:root:and this is ours"]
+    assert "ERROR:root:Exception while sending command." in printed(""), "py4j still does so"

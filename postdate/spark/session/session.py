@@ -69,6 +69,7 @@ class Gateway:
         that of a standalone cluster: empty where its processes do not prove to each other who they are.
         """
         _set_environment(master, home)
+        silence_py4j()
         log_settings = folder / "log4j2.properties"
         silent = (
             f"logger.s{number}.name = {name}\nlogger.s{number}.level = off\n" for number, name in enumerate(_SILENT)
@@ -150,6 +151,17 @@ def try_to_stop(what: Any, name: str) -> None:
             logger.debug("%s did not stop: %s", name, first_line(error))
 
     wait([run_on_thread(stop)], STOP_S)
+
+
+def silence_py4j() -> None:
+    """py4j raises what goes wrong between us and Java, and logs it with its traceback as well, by the root logger: also
+    where we have ended Java ourselves, because it took too long.
+    """
+    logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def has_java_ended(spark: Any) -> bool:
