@@ -327,12 +327,13 @@ class LeaseCalls:
 
     # -- messages that leave their queue ------------------------------------------------------------------------
 
-    def spent_messages(self, count_max: int) -> list[tuple[Key, bytes]]:
+    def spent_messages(self, count_max: int, but_of: AbstractSet[str] = frozenset()) -> list[tuple[Key, bytes]]:
         """Messages that were given as often as they may be and that nobody buries yet, with their records (empty where
-        those are gone).
+        those are gone); without those of some groups.
         """
         leases = self._fold.leases.by_key
-        keys = islice((key for key in self._fold.leases.spent if not self._picker.is_touched(key)), count_max)
+        spent = (key for key in self._fold.leases.spent if key[0] not in but_of and not self._picker.is_touched(key))
+        keys = islice(spent, count_max)
         return [(key, self._fold.read(leases[key].place, leases[key].size)) for key in keys]
 
     def ready_messages(self, group: str, number: int, count_max: int) -> list[tuple[Key, bytes]]:

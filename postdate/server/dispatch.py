@@ -110,7 +110,7 @@ class Dispatcher:
         topics = Topics(broker, clock, sessions)
         self.sends = Sends(broker, pulse, creation, recalls, lines)
         self.pulls = Pulls(broker, clock, sessions, creation)
-        self.pops = Pops(broker, clock, pulse, sessions, self.pulls, creation)
+        self.pops = Pops(broker, clock, pulse, sessions, self.pulls, creation, lines)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls, self.pops)
         self.status = Status(
             broker, clock, sessions.meter,

@@ -20,10 +20,20 @@ from postdate.broker.leasing import FailedMessage, LeaseHandle, PoppedMessage, P
 from postdate.broker.view import Key
 from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
-from postdate.errors import DiskFull, FlowControl, LogFailed, NoPermission, PopsFull, PostdateError, UsageError
+from postdate.errors import (
+    DiskFull,
+    FlowControl,
+    GroupNotFound,
+    LogFailed,
+    NoPermission,
+    PopsFull,
+    PostdateError,
+    UsageError,
+)
 from postdate.message import TRIES_MAX, Message, check_group
 from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
+from postdate.server.lines import Lines
 from postdate.server.pulse import Pulse
 from postdate.server.requests.pull import Pulls, check_expression, discard, problem_finder, tag_hashes_of
 from postdate.server.requests.retries import clean_reason, one_delay, retry_message, retry_times_max
@@ -70,14 +80,18 @@ class Pops:
     """Answers pops and acknowledgements; holds the pops that wait, first come first served."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, pulse: Pulse, sessions: Sessions, pulls: Pulls, creation: AutoCreation
-    ) -> None:
-        self._broker, self._clock, self._pulse, self._pulls = broker, clock, pulse, pulls
+        self, broker: Broker, clock: Clock, pulse: Pulse, sessions: Sessions, pulls: Pulls, creation: AutoCreation,
+        lines: Lines,
+    ) -> None:  # fmt: skip
+        self._broker, self._clock, self._pulse, self._pulls, self._lines = broker, clock, pulse, pulls, lines
         self._creation, self._meter, self._members = creation, sessions.meter, sessions.members
         self._offsets, self._pullers = sessions.offsets, sessions.pullers
         self._popping: dict[_Place, set[Connection]] = {}  # who has ever popped there
         self._popping_of: dict[Connection, set[_Place]] = {}
         self._homeless: set[tuple[str, int]] = set()  # (group, queue number) with messages that nobody pops
+        # Groups for which no topic can be made, and what is homeless because of that: until the next tick.
+        self._stuck: set[str] = set()
+        self._waiting: set[tuple[str, int]] = set()
         self._loop = asyncio.get_running_loop()
         self._held: dict[_Place, dict[_Held, None]] = {}
         self._held_of: dict[Connection, dict[_Held, None]] = {}
@@ -183,7 +197,7 @@ class Pops:
         back = {_Place(group, topic_of(number)) for group, number in changes.ready_again}
         for place in [place for place in self._held if place.topic in topics or place in back]:
             self.serve(*place)
-        if self._broker.view.has_spent_leases:
+        if self._broker.view.has_spent_leases and not self._stuck:
             self._bury()
         self._homeless |= changes.ready_again
         if self._homeless:
@@ -328,11 +342,23 @@ class Pops:
     # -- dead letters -------------------------------------------------------------------------------------------
 
     def _bury(self) -> None:
-        """Moves messages that were given as often as allowed to the dead letter queue of their group."""
+        """Moves messages that were given as often as allowed to the dead letter queue of their group. Those of a group
+        for which there can be no topic, as there are too many, stay where they are; the others do not wait for them.
+        """
         with suppress(DiskFull, LogFailed):  # the pulse has logged it; the next flush or tick tries again
-            for key, data in self._broker.leases.spent_messages(_MOVED_AT_ONCE):
-                letter = self._copy(key, data, self._creation.use_dead_letter_topic(key[0]).name) if data else None
-                self._broker.leases.move(key, letter, self._clock.now_ms())
+            for key, data in self._broker.leases.spent_messages(_MOVED_AT_ONCE, self._stuck):
+                if key[0] in self._stuck:
+                    continue
+                try:
+                    letter = self._copy(key, data, self._creation.use_dead_letter_topic(key[0]).name) if data else None
+                except (FlowControl, GroupNotFound) as error:
+                    self._note_stuck(key[0], error)
+                else:
+                    self._broker.leases.move(key, letter, self._clock.now_ms())
+
+    def _note_stuck(self, group: str, error: PostdateError) -> None:
+        self._stuck.add(group)
+        self._lines.write_seldom(("stuck", group), f"group {group}: messages cannot leave their queue: {error}")
 
     # -- members that only pull -----------------------------------------------------------------------------------
 
@@ -351,6 +377,10 @@ class Pops:
                 left -= self._send_on_from(group, number, left)
             except (DiskFull, LogFailed):  # the pulse has logged it; the next flush or tick tries again
                 self._homeless.add((group, number))
+                continue
+            except (FlowControl, GroupNotFound) as error:
+                self._waiting.add((group, number))
+                self._note_stuck(group, error)
                 continue
             if not left:
                 self._homeless.add((group, number))
@@ -373,7 +403,10 @@ class Pops:
         )
 
     def tick(self) -> None:
-        """Moves what did not fit on the disk before. Called from time to time."""
+        """Moves what did not fit on the disk, or had no topic, before. Called from time to time."""
+        self._homeless |= self._waiting
+        self._waiting.clear()
+        self._stuck.clear()
         if self._broker.view.has_spent_leases or self._homeless:
             self._bury()
             self._send_on()

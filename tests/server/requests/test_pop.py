@@ -714,6 +714,43 @@ def test_a_crash_before_the_burial_buries_it_after_the_restart(tmp_path: Path) -
         assert read_bodies(peer, DEAD) == ["poison"]
 
 
+@pytest.mark.parametrize("is_new_group_first", [True, False])
+def test_a_group_without_room_for_its_dead_letters_stops_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_new_group_first: bool
+) -> None:
+    """Before, the limit of topics was an error in the middle of the pulse: nobody got the answers of that flush."""
+    with serving(tmp_path, ManualClock(T0), retry_times_max=0, topics_max=5) as served, connected(served) as peer:
+
+        def fail(*groups: str) -> None:
+            for group in groups:
+                assert pop(peer, consumerGroup=group).records
+            served.pass_ms(MINUTE_MS)
+            served.settle()
+
+        sent(peer, "orders", "poison")
+        fail("known")
+        made = [name for name in "abcdef" if ask_for_topic(peer, name) == codes.SUCCESS]
+        sent(peer, "orders", "venom")
+        fail(*(("new", "known") if is_new_group_first else ("known", "new")))
+        served.call(served.dispatcher.pops.tick)
+        served.settle()
+        assert read_bodies(peer, "%DLQ%known") == ["poison", "venom"]
+        sent(peer, "orders", "others are served")
+        assert pop(peer).bodies == ["poison", "venom", "others are served"]
+        assert served.call(lambda: {key[0] for key in served.broker.fold.leases.spent}) == {"new"}
+        assert [each.getMessage() for each in caplog.records if each.levelname != "INFO"] == [
+            "group new: messages cannot leave their queue: topics_max: there are 5 topics, the limit; delete some first"
+        ]
+        assert peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic=made[0]).code == codes.SUCCESS
+        served.call(served.dispatcher.pops.tick)
+        served.settle()
+        assert read_bodies(peer, "%DLQ%new") == ["poison", "venom"]
+
+
+def ask_for_topic(peer: Peer, name: str) -> int:
+    return peer.ask(Request.UPDATE_AND_CREATE_TOPIC, topic=name, readQueueNums=1, writeQueueNums=1, perm=6).code
+
+
 # ------------------------------------------------------------------------------------------------------ in order
 
 
