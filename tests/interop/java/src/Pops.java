@@ -78,6 +78,9 @@ final class Pops {
         Inbox inbox = new Inbox();
         DefaultMQPushConsumer consumer = configured(group, topic, "*");
         hurry(consumer);
+        // What a client that has lost its queue in a restart says of a failure gets lost, too: then the lease must end, and
+        // the usual one takes as long as we wait.
+        consumer.setPopInvisibleTime(20_000);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             inbox.add(messages);
             return succeeds(messages.get(0))
