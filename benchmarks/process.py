@@ -65,7 +65,7 @@ class Running:
         self.data = folder / "data"
         command = [
             sys.executable, "-m", "postdate", "up", "--json", "--data", str(self.data), "--route-port", "0",
-            "--broker-port", "0", "--vip-port", "-1", "--bulk-port", "-1", *flags,
+            "--broker-port", "0", "--vip-port", "-1", "--grpc-port", "0", "--bulk-port", "-1", *flags,
         ]  # fmt: skip
         allowed = cores or os.sched_getaffinity(0)
         # A group of its own: Ctrl-C reaches only the command, which then ends what it started. One session: what is
@@ -85,6 +85,7 @@ class Running:
             raise
         self.route_address: str = ready["route"]
         self.broker_address: str = ready["broker"]
+        self.grpc_address: str = ready["grpc"]
 
     @property
     def pid(self) -> int:

@@ -125,8 +125,8 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def ask(self, code: int, fields: dict[str, Any]) -> Command:
-        self._socket.sendall(encode(Command(code, fields)))
+    def ask(self, code: int, fields: dict[str, Any], body: bytes = b"") -> Command:
+        self._socket.sendall(encode(Command(code, fields, body)))
         while True:
             data = self._socket.recv(SOCKET_BYTES)
             assert data, "the broker has closed the connection"
@@ -169,8 +169,14 @@ class Peer:
             return 0
 
 
-def make_topic(peer: Peer, topic: str = TOPIC, who: Credentials | None = None) -> None:
-    fields = {"topic": topic, "readQueueNums": str(QUEUE_COUNT), "writeQueueNums": str(QUEUE_COUNT), "perm": "6"}
+def make_topic(peer: Peer, topic: str = TOPIC, who: Credentials | None = None, **more: str) -> None:
+    fields = {
+        "topic": topic,
+        "readQueueNums": str(QUEUE_COUNT),
+        "writeQueueNums": str(QUEUE_COUNT),
+        "perm": "6",
+        **more,
+    }
     answer = peer.ask(Request.UPDATE_AND_CREATE_TOPIC, signed_fields(fields, b"", who))
     assert answer.code == codes.SUCCESS, answer
 

@@ -61,6 +61,7 @@ class Settings:
     route_port: int = setting(9_876, 0, PORT_MAX, why="RocketMQ's name server; 0 takes a free port")
     broker_port: int = setting(10_911, 0, PORT_MAX, why="RocketMQ's broker; 0 takes a free port")
     vip_port: int = setting(10_909, -1, PORT_MAX, why="old clients send to the broker's port - 2; -1 is off")
+    grpc_port: int = setting(8_081, -1, PORT_MAX, why="RocketMQ 5's clients; 0 takes a free port, -1 is off")
     advertise: str = setting("", why="host[:port] at which clients reach the broker; empty is the address they used")
     broker_name: str = setting("postdate", why="clients name queues by it, and recall handles hold it")
     cluster_name: str = setting("DefaultCluster", why="RocketMQ's; its tools ask for it")
@@ -104,6 +105,15 @@ class Settings:
     wheel_entries_max: int = setting(8_000_000, 1, 1_000_000_000, why="about 0.4 GB of RAM for single messages")
     due_second_messages_max: int = setting(0, 0, 1_000_000_000, why="per topic and second of due time; 0 is no limit")
     tombstones_max: int = setting(1_000_000, 1, 100_000_000, why="cancels that wait for Spark cost RAM: about 0.3 GB")
+
+    # transactions
+    transaction_timeout_ms: int = setting(
+        6 * SECOND_MS, 0, DAY_MS, why="RocketMQ's: how long a producer may take before it is asked"
+    )
+    transaction_check_interval_ms: int = setting(
+        30 * SECOND_MS, SECOND_MS, DAY_MS, why="RocketMQ's: then it is asked again"
+    )
+    transaction_check_times_max: int = setting(15, 0, 10_000, why="RocketMQ's; then nobody is asked any more")
 
     # disk
     flush: str = setting("sync", why="an acknowledged message is on disk; 'async' trades that for speed")
@@ -169,7 +179,8 @@ class Settings:
 # By the first setting of each group, which goes as far as the next one.
 _GROUP_TITLES = {
     "data": "where it is", "tls": "who gets in", "auto_create_topics": "topics and groups",
-    "message_delay_level": "delays", "flush": "disk", "body_bytes_max": "clients", "pipeline": "pipeline",
+    "message_delay_level": "delays", "transaction_timeout_ms": "transactions", "flush": "disk",
+    "body_bytes_max": "clients", "pipeline": "pipeline",
 }  # fmt: skip
 GROUPS: dict[str, list[str]] = {}
 for _field in dataclasses.fields(Settings):
@@ -200,11 +211,15 @@ class Limits:
     topic_queues_max: int = limit(1_024, 1, PORT_MAX, why="a queue costs two files")
     offsets_max: int = limit(1_000_000, 1, why="of all groups; an offset costs about 0.4 KB of RAM")
     definition_bytes_max: int = limit(
-        8 * KIB, KIB, why="attributes of a topic or settings of a group are in RAM and in every snapshot"
+        8 * KIB, KIB, why="a topic's attributes, a group's settings, a value: in RAM and in every snapshot"
     )
+    values_max: int = limit(1_000, 1, why="key-value settings: 8 MiB of RAM and of each snapshot at most")
     key_characters_max: int = limit(
         1_024, 32, why="the key of a cancel stays in RAM until no message can meet it any more"
     )
+
+    halves_max: int = limit(100_000, 1, why="transactions that are open: about 0.5 KB of RAM each")
+    halves_bytes_max: int = limit(GIB, KIB, why="of their messages: the log keeps what is open, however old it is")
 
     # firing and rescuing
     fire_pause_ms_min: int = limit(10, 1, why="first pause after a failed fire; it doubles")
@@ -374,16 +389,38 @@ LIVE = frozenset(
      "group_popped_max", "invisible_ms_max", "retry_times_max", "fresh_queue_bytes", "delay_ms_max",
      "wheel_entries_max", "tombstones_max", "flush_interval_ms", "retention_ms", "once_window_ms", "snapshot_bytes",
      "body_bytes_max", "pull_count_max", "pull_bytes_max", "connections_max", "connections_per_address_max",
-     "buffered_bytes_max", "shutdown_ms"}
+     "buffered_bytes_max", "shutdown_ms", "transaction_timeout_ms", "transaction_check_interval_ms",
+     "transaction_check_times_max"}
 )  # fmt: skip
 
-# RocketMQ's names of what is the same here, in the same unit: its tools are given them by habit.
+# RocketMQ's names of what is the same here: its tools look for them, and are given them by habit.
 ROCKETMQ_NAMES = {
     "autoCreateTopicEnable": "auto_create_topics", "autoCreateSubscriptionGroup": "auto_create_groups",
     "defaultTopicQueueNums": "default_queue_count", "maxMessageSize": "body_bytes_max",
     "messageDelayLevel": "message_delay_level", "flushDiskType": "flush", "brokerName": "broker_name",
+    "transactionTimeOut": "transaction_timeout_ms", "transactionCheckInterval": "transaction_check_interval_ms",
+    "transactionCheckMax": "transaction_check_times_max",
     "brokerClusterName": "cluster_name", "listenPort": "broker_port", "storePathRootDir": "data",
+    "fileReservedTime": "retention_ms", "timerMaxDelaySec": "delay_ms_max",
+    "serverChannelMaxIdleTimeSeconds": "idle_ms_max", "flushIntervalCommitLog": "flush_interval_ms",
+    "mappedFileSizeCommitLog": "segment_bytes", "maxTransferCountOnMessageInMemory": "pull_count_max",
+    "maxTransferBytesOnMessageInMemory": "pull_bytes_max",
 }  # fmt: skip
+# Those that RocketMQ counts in another unit than milliseconds, and in whole ones: the unit and its word.
+_ROCKETMQ_UNITS = {
+    "fileReservedTime": (HOUR_MS, "hours"), "timerMaxDelaySec": (SECOND_MS, "seconds"),
+    "serverChannelMaxIdleTimeSeconds": (SECOND_MS, "seconds"),
+}  # fmt: skip
+_ROCKETMQ_FLUSHES = {"sync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
+
+
+def rocketmq_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by RocketMQ's names, as it writes them, given settings by ours. What is no whole number of its unit is
+    rounded down.
+    """
+    found = {asked_name: values[name] for asked_name, name in ROCKETMQ_NAMES.items()}
+    found |= {asked_name: found[asked_name] // unit_ms for asked_name, (unit_ms, _) in _ROCKETMQ_UNITS.items()}
+    return found | {"flushDiskType": _ROCKETMQ_FLUSHES[values["flush"]]}
 
 
 def apply_changes(settings: Settings, texts: Mapping[str, str]) -> Settings:
@@ -402,6 +439,11 @@ def _change(asked_name: str, text: str) -> tuple[str, Any]:
         raise UsageError(f"{asked_name!r} is no setting{_suggestion(name)}")
     if name not in LIVE:
         raise UsageError(f"{label} cannot change while the broker runs: change it where it is set, and restart")
+    if asked_name in _ROCKETMQ_UNITS:
+        unit_ms, word = _ROCKETMQ_UNITS[asked_name]
+        if not _NUMBER.fullmatch(text.strip()):
+            raise UsageError(f"{label} is {text!r}, expected a whole number of {word}")
+        text = str(int(text) * unit_ms)
     return name, check_value(label, name, text)
 
 

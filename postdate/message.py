@@ -29,7 +29,14 @@ PROPERTY_TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
 PROPERTY_UNIQ_KEY = "UNIQ_KEY"
 PROPERTY_KEYS = "KEYS"
 PROPERTY_TAGS = "TAGS"
-PROPERTY_TRANSACTION = "TRAN_MSG"  # "true" marks the half message of a transaction
+
+# Of a transaction: its half message has the first two and may have the third; the message that its commit brings has
+# the last two, which the broker writes.
+PROPERTY_TRANSACTION = "TRAN_MSG"  # "true" marks the half
+PROPERTY_PRODUCER_GROUP = "PGROUP"  # whose producers are asked what became of it
+PROPERTY_CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"  # how long they are not asked
+PROPERTY_TRANSACTION_ID = "__transactionId__"  # UNIQ_KEY
+PROPERTY_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"  # how often they were asked
 
 # Ours, of a message that is stored once: the id that its producer gave it, and the window, in ms, in which no other
 # message is stored under that id. The broker writes the second one.
@@ -70,6 +77,7 @@ INTERNAL_PROPERTIES = frozenset(
 
 # What a copy of a message must not have: under its id, the message itself is stored.
 ONCE_PROPERTIES = frozenset({PROPERTY_ONCE, PROPERTY_ONCE_MS})
+NOT_OF_COPIES = ONCE_PROPERTIES | {PROPERTY_TRANSACTION}
 
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
@@ -90,6 +98,10 @@ DEFAULT_LEVELS_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2
 DELAY_MS_MAX_DEFAULT = 315_576_000_000
 
 LEVELS_MAX = 255  # a batch's row has a byte for the level
+
+# Bits of the sys flag that say what a record is in a transaction: RocketMQ's. A half has the first one, the message
+# that a commit brings the second one.
+SYS_HALF, SYS_COMMITTED = 4, 8
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -152,6 +164,16 @@ class Moved(enum.Enum):
     MOVED = "moved"  # it waited, and waits for its new due now, or is visible
     DELIVERED = "delivered"  # it was visible before the move came
     UNKNOWN = "unknown"  # no such message waits; nothing has changed
+
+
+class Ended(enum.Enum):
+    """The truth about an end of a transaction."""
+
+    COMMITTED = "committed"  # its message is delivered, or waits for its due
+    ROLLED_BACK = "rolled_back"  # its message will never be seen
+    ALREADY_COMMITTED = "already_committed"  # by an earlier end; nothing has changed
+    ALREADY_ROLLED_BACK = "already_rolled_back"  # likewise
+    UNKNOWN = "unknown"  # no such half is known, or not any more; nothing has changed
 
 
 class MovedFrom(NamedTuple):

@@ -15,6 +15,7 @@ from postdate.errors import UsageError
 logger = logging.getLogger("postdate.tls")
 
 CERTIFICATE_FILE, KEY_FILE = "tls.crt", "tls.key"  # in the data folder, where the settings name no others
+ALPN = "h2"  # what clients of gRPC insist on; those of the older protocol name nothing
 RENEW_MS = 5_000  # how often the files of a server are looked at
 
 _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -46,6 +47,7 @@ def server_context(files: ServerFiles) -> ssl.SSLContext:
     # a resumed one would outlive the certificates that it was made with.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
     context.num_tickets = 0
+    context.set_alpn_protocols([ALPN])
     _load_pair(context, files.certificate, files.key)
     if files.client_certificates != "none":
         _load_authorities(context, files.client_ca)

@@ -25,6 +25,7 @@ from postdate.config import (
     apply_changes,
     find_file,
     load,
+    rocketmq_settings,
 )
 from postdate.errors import UsageError
 from postdate.message import DEFAULT_LEVELS_TEXT, DELAY_MS_MAX_DEFAULT
@@ -327,6 +328,19 @@ def test_what_may_change_is_a_setting_and_not_fixed_with_the_folder() -> None:
     assert not FIELDS.keys() & LIMITS.keys()
     assert not LIVE & set(FIXED_SETTINGS)
     assert FIELDS.keys() >= set(ROCKETMQ_NAMES.values())
+    assert not FIELDS.keys() & ROCKETMQ_NAMES.keys()
+
+
+def test_settings_change_by_the_names_and_in_the_units_of_rocketmq() -> None:
+    texts = {"fileReservedTime": " 48 ", "timerMaxDelaySec": "90", "maxMessageSize": "1024"}
+    changed = apply_changes(Settings(), texts)
+    assert changed == Settings(retention_ms=48 * HOUR_MS, delay_ms_max=90_000, body_bytes_max=1_024)
+    shown = rocketmq_settings(vars(changed))
+    assert shown.keys() == ROCKETMQ_NAMES.keys()
+    assert {name: str(shown[name]) for name in texts} == {name: text.strip() for name, text in texts.items()}
+    assert (shown["flushDiskType"], shown["serverChannelMaxIdleTimeSeconds"]) == ("SYNC_FLUSH", 120)
+    assert rocketmq_settings(vars(Settings(flush="async")))["flushDiskType"] == "ASYNC_FLUSH"
+    assert rocketmq_settings(vars(Settings(retention_ms=2 * HOUR_MS - 1)))["fileReservedTime"] == 1, "whole hours"
 
 
 def test_settings_change_by_text_and_the_old_value_stays_as_it_is() -> None:
@@ -343,7 +357,11 @@ def test_settings_change_by_text_and_the_old_value_stays_as_it_is() -> None:
         ({"lead_ms": "1s"}, "lead_ms cannot change while the broker runs"),
         ({"messageDelayLevel": "1s"}, "messageDelayLevel (message_delay_level) cannot change while the broker runs"),
         ({"retention": "7d"}, "'retention' is no setting; did you mean retention_ms?"),
-        ({"fileReservedTime": "48"}, "'fileReservedTime' is no setting"),
+        ({"fileReservedTime": "7d"}, "fileReservedTime (retention_ms) is '7d', expected a whole number of hours"),
+        ({"fileReservedTime": "-1"}, "fileReservedTime (retention_ms) is -3600000, expected 0 to 3155760000000"),
+        ({"timerMaxDelaySec": ""}, "timerMaxDelaySec (delay_ms_max) is '', expected a whole number of seconds"),
+        ({"mappedFileSizeCommitLog": "1"}, "mappedFileSizeCommitLog (segment_bytes) cannot change while the broker"),
+        ({"brokerRole": "SLAVE"}, "'brokerRole' is no setting"),
         ({"fire_pause_ms_max": "1s"}, "fire_pause_ms_max is fixed at 5s and cannot change"),
         ({"topics_max": "0"}, "topics_max is 0, expected 1 to 1000000"),
         ({"topics_max": "5", "retention_ms": "soon"}, "retention_ms is 'soon', expected a whole number of milli"),

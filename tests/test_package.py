@@ -215,7 +215,7 @@ def test_a_folder_whose_table_holds_messages_is_refused_unless_that_is_meant(
 ) -> None:
     place = Place(tmp_path / "place", without(missing))
     up = ("up", "--data", str(folder_with_table), "--route-port", "0", "--broker-port", "0", "--vip-port", "-1")
-    assert place.refusal(*up) == (
+    assert place.refusal(*up, "--grpc-port", "-1") == (
         f"postdate: 1 messages wait in the table of {folder_with_table}: to deliver them, a broker needs"
         f" postdate[{extra}] (run pip install '.[{extra}]' in a clone of Postdate), or give {' '.join(otherwise)} "
         + {"table": "to leave them there", "spark": "and run postdate pipeline elsewhere"}[extra]
@@ -324,6 +324,7 @@ def send_and_receive(folder: Path, command: list[str]) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     port = free_port()
     up = [*command, "up", "--json", "--route-port", str(port), "--broker-port", "0", "--vip-port", "-1"]
+    up += ["--grpc-port", "0"]
     broker = subprocess.Popen(up, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True)
     try:
         assert broker.stdout is not None

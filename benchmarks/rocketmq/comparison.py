@@ -19,8 +19,11 @@ class Goal:
     at_most: bool = False
     is_ratio: bool = True
 
-    def is_met(self, ours: float, theirs: float) -> bool:
-        bound = self.bound * theirs if self.is_ratio else self.bound
+    def is_met(self, ours: float, theirs: float | None) -> bool:
+        bound = self.bound
+        if self.is_ratio:
+            assert theirs is not None, f"a ratio of {self.bound} to nothing"
+            bound *= theirs
         return ours <= bound if self.at_most else ours >= bound
 
     def __str__(self) -> str:
@@ -29,7 +32,9 @@ class Goal:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One quantity, once per round and system. Medians are compared; without a goal they are only shown."""
+    """One quantity, once per round and system. Medians are compared; without a goal they are only shown. `theirs` is
+    empty where only Postdate was measured.
+    """
 
     name: str
     unit: str
@@ -38,8 +43,8 @@ class Comparison:
     goal: Goal | None = None
 
     @property
-    def medians(self) -> tuple[float, float]:
-        return statistics.median(self.ours), statistics.median(self.theirs)
+    def medians(self) -> tuple[float, float | None]:
+        return statistics.median(self.ours), statistics.median(self.theirs) if self.theirs else None
 
     @property
     def ratio(self) -> float | None:
@@ -59,6 +64,8 @@ class Comparison:
 
     def _cell(self, values: Sequence[float]) -> str:
         """The median, and the smallest and largest."""
+        if not values:
+            return ""
         text = f"{shown(statistics.median(values))} {self.unit}".rstrip()
         return text if len(values) == 1 else f"{text} ({shown(min(values))} - {shown(max(values))})"
 

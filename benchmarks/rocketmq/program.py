@@ -1,8 +1,8 @@
-"""Our Java program: one process per measure and system, and what it and the server's process tell."""
+"""Our Java programs: one process per measure and system, and what it and the server's process tell."""
 
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -26,11 +26,20 @@ class TooSoon(Failed):
     """Messages were due before all were sent: a busy machine. Nothing was measured yet."""
 
 
-class Program:
-    """Runs measures with one class path, in one folder."""
+def route_of(system: System, _: str) -> str:
+    """Where a remoting client begins: it makes its topic itself."""
+    return system.route_address
 
-    def __init__(self, class_path: str, folder: Path) -> None:
-        self._class_path, self._folder = class_path, folder
+
+class Program:
+    """Runs measures with one class path, in one folder. `begin` makes ready for a run on a topic, and returns the
+    address that the program, of which `main` is the class, is given.
+    """
+
+    def __init__(
+        self, class_path: str, folder: Path, main: str = "Remoting", begin: Callable[[System, str], str] = route_of
+    ) -> None:
+        self._class_path, self._folder, self._main, self._begin = class_path, folder, main, begin
         self._topic_count = 0
 
     def figures(self, system: System, arguments: Sequence[str]) -> dict[str, float]:
@@ -47,7 +56,8 @@ class Program:
         self._topic_count += 1
         home = f"-Duser.home={self._folder}"  # where the client would keep things
         topic = f"bench-{self._topic_count}"
-        command = ["java", *JVM, home, "-cp", self._class_path, "Bench", system.route_address, topic, *arguments]
+        address = self._begin(system, topic)
+        command = ["java", *JVM, home, "-cp", self._class_path, self._main, address, topic, *arguments]
         with (self._folder / "client.out").open("w+") as errors, _running(command, errors) as started:
             assert started.stdin is not None
             assert started.stdout is not None

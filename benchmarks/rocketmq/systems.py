@@ -11,8 +11,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,7 @@ BROKER_SETTINGS = {
     "clientChannelMaxIdleTimeSeconds": DAY_S,
     "serverChannelMaxIdleTimeSeconds": DAY_S,
 }
+BOOTED = b"boot success"
 FLUSH_DISK_TYPE = {"sync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
 
 
@@ -59,6 +60,8 @@ class System(Protocol):
 
     name: str
     route_address: str
+    broker_address: str
+    grpc_address: str  # empty where it takes no gRPC clients
 
     @property
     def pid(self) -> int:
@@ -75,6 +78,8 @@ class Postdate:
 
     def __init__(self, running: Running) -> None:
         self.route_address = running.route_address
+        self.broker_address = running.broker_address
+        self.grpc_address = running.grpc_address
         self.pid = running.pid
 
     def signal(self, number: int) -> None:
@@ -82,12 +87,19 @@ class Postdate:
 
 
 class RocketMQ:
-    """A name server and a broker."""
+    """A name server and a broker, with a proxy for gRPC clients in the broker's process where it has an address."""
 
     name = "RocketMQ"
 
-    def __init__(self, route_address: str, name_server: "subprocess.Popen[bytes]", broker: "subprocess.Popen[bytes]"):
-        self.route_address = route_address
+    def __init__(
+        self,
+        route_address: str,
+        broker_address: str,
+        name_server: "subprocess.Popen[bytes]",
+        broker: "subprocess.Popen[bytes]",
+        grpc_address: str = "",
+    ) -> None:
+        self.route_address, self.broker_address, self.grpc_address = route_address, broker_address, grpc_address
         self.pid = broker.pid
         self._processes = (name_server, broker)
 
@@ -101,7 +113,7 @@ class RocketMQ:
 
 
 @contextmanager
-def postdate(folder: Path, flush: str) -> Iterator[System]:
+def postdate(folder: Path, flush: str) -> Iterator[Postdate]:
     running = Running(folder, ("--flush", flush))
     try:
         yield Postdate(running)
@@ -114,7 +126,7 @@ def rocketmq(
     folder: Path, flush: str, class_path: str, settings: Mapping[str, object] | None = None
 ) -> Iterator[RocketMQ]:
     """A name server and a broker, with other settings of the broker where given."""
-    route, broker = free_ports()
+    route, broker, *_ = free_ports()
     address = f"127.0.0.1:{route}"
     of_name_server = NAME_SERVER_SETTINGS | {"listenPort": route}
     of_broker = BROKER_SETTINGS | {
@@ -123,46 +135,58 @@ def rocketmq(
         "flushDiskType": FLUSH_DISK_TYPE[flush], **(settings or {}),
     }  # fmt: skip
     with ExitStack() as stack:
-        names = stack.enter_context(
-            _java(folder, "namesrv.NamesrvStartup", NAME_SERVER_JVM, of_name_server, class_path)
+        names = stack.enter_context(start_name_server(folder, of_name_server, class_path))
+        file = write_settings(folder / "broker.conf", of_broker)
+        store = stack.enter_context(
+            start_java(folder, "broker.BrokerStartup", BROKER_JVM, class_path, ("-c", str(file)))
         )
-        store = stack.enter_context(_java(folder, "broker.BrokerStartup", BROKER_JVM, of_broker, class_path))
-        yield RocketMQ(address, names, store)
+        yield RocketMQ(address, f"127.0.0.1:{broker}", names, store)
+
+
+def write_settings(file: Path, settings: Mapping[str, object]) -> Path:
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return file
+
+
+def start_name_server(
+    folder: Path, settings: Mapping[str, object], class_path: str
+) -> AbstractContextManager["subprocess.Popen[bytes]"]:
+    file = write_settings(folder / "namesrv.conf", settings)
+    return start_java(folder, "namesrv.NamesrvStartup", NAME_SERVER_JVM, class_path, ("-c", str(file)))
 
 
 @contextmanager
-def _java(
-    folder: Path, main: str, jvm: tuple[str, ...], settings: Mapping[str, object], class_path: str
+def start_java(
+    folder: Path, main: str, jvm: Sequence[str], class_path: str, arguments: Sequence[str], sign: bytes = BOOTED
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """One of RocketMQ's processes, from when it says that it has started."""
-    file, output = folder / f"{main}.conf", folder / f"{main}.out"
-    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    """One of RocketMQ's processes, from when it says that it has started, by the words of `sign`."""
+    output = folder / f"{main}.out"
     # Its logs go to the user's home.
-    command = ["java", *jvm, f"-Duser.home={folder}", "-cp", class_path, f"org.apache.rocketmq.{main}", "-c", str(file)]
+    command = ["java", *jvm, f"-Duser.home={folder}", "-cp", class_path, f"org.apache.rocketmq.{main}", *arguments]
+    homes = {"ROCKETMQ_HOME": str(folder), "ROCKETMQ_PROXY_HOME": str(folder)}
     with output.open("wb") as said:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "ROCKETMQ_HOME": str(folder)},
+            env={**os.environ, **homes},
         )  # fmt: skip
     try:
-        _await_start(process, output, main)
+        _await_start(process, output, main, sign)
         yield process
     finally:
         end(process)
 
 
-def _await_start(process: "subprocess.Popen[bytes]", output: Path, main: str) -> None:
+def _await_start(process: "subprocess.Popen[bytes]", output: Path, main: str, sign: bytes) -> None:
     until = time.monotonic() + START_S
-    while b"boot success" not in output.read_bytes():
+    while sign not in output.read_bytes():
         if process.poll() is not None or time.monotonic() > until:
             raise NotStarted(f"{main} did not start:\n{output.read_text(errors='replace')[-4_000:]}")
         time.sleep(START_POLL_S)
 
 
-def free_ports() -> tuple[int, int]:
-    """One for the name server and one for the broker, which also takes the second one below it and the one above."""
-    found = [port for port in PORTS if not any(_is_taken(port + near) for near in (-2, 0, 1))]
-    return found[0], found[1]
+def free_ports() -> list[int]:
+    """Of each, the second one below and the one above are free, too: a broker takes all three."""
+    return [port for port in PORTS if not any(_is_taken(port + near) for near in (-2, 0, 1))]
 
 
 def _is_taken(port: int) -> bool:

@@ -11,9 +11,13 @@ from pathlib import Path
 
 from postdate.clock import SystemClock
 from postdate.errors import UsageError
-from postdate.tls import CERTIFICATE_FILE, KEY_FILE
+from postdate.process import make_private_folder
+from postdate.tls import CERTIFICATE_FILE, KEY_FILE, ServerFiles
 
 _DAYS = 825  # the longest that every client of TLS accepts
+_RENEWED_AFTER_S = (_DAYS - 90) * 86_400  # a local one is made anew some months before it ends
+LOCAL_FOLDER = "local"  # of a data folder: the certificate for this machine alone
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _NAME_CHARACTERS_MAX = 64  # of a common name
 
 
@@ -64,6 +68,22 @@ def make_certificate(folder: Path, names: Sequence[str]) -> Path:
     )
     _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return certificate_path
+
+
+def local_certificate(folder: Path) -> ServerFiles:
+    """Returns the certificate of a data folder for this machine alone; makes it where there is none, or an old one.
+    Raises UsageError as `make_certificate` does.
+    """
+    own = folder / LOCAL_FOLDER
+    paths = [own / name for name in (CERTIFICATE_FILE, KEY_FILE)]
+    now_s = SystemClock().now_ms() / 1_000
+    if all(path.exists() for path in paths) and now_s - paths[0].stat().st_mtime < _RENEWED_AFTER_S:
+        return ServerFiles(*map(str, paths))
+    make_private_folder(own)
+    for path in paths:
+        path.unlink(missing_ok=True)
+    make_certificate(own, _LOCAL_NAMES)
+    return ServerFiles(*map(str, paths))
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:

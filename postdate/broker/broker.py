@@ -15,7 +15,9 @@ made on the part that has them:
     dead_letters    which are open, and that some are done
     jobs       imports, cancels and postponements in bulk
     moves      single messages to another due
+    transactions    half messages, their ends and checks
     staging    what a pipeline brings
+    values     key-value settings of operators
     cancels, topics, rescuer    what stands behind the calls above
 
 Instants come in as arguments, milliseconds of the caller's clock. A refused call has changed nothing. In flush mode
@@ -39,6 +41,8 @@ from postdate.broker.sending import SendCalls
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.staging import Staging, raise_if_refused
 from postdate.broker.topics import TopicCalls
+from postdate.broker.transactions import TransactionCalls
+from postdate.broker.values import ValueCalls
 from postdate.broker.view import View
 from postdate.broker.writing import Changes, Ticket, Writer
 from postdate.config import Limits, Settings, apply_changes
@@ -104,6 +108,7 @@ class Broker:
             replayed_count += 1
         snapshot.remove(self._disk, damaged)  # they would count among the two that are kept
         forget_dead_entries(self.log, self.fold)
+        self.transactions.resume()
         self.rescuer = Rescuer(self.log, self.fold, self._writer, self._settings)  # counts from here on
         self._retention = Retention(
             self._disk, self.log, self.fold, self._writer, self.leases, self.rescuer, self._settings,
@@ -128,7 +133,9 @@ class Broker:
         self.jobs = JobCalls(self.fold, self._writer, settings)
         self.cancels = CancelCalls(self.fold, self._writer, self._lookup, self.jobs, settings)
         self.moves = MoveCalls(self.fold, self._writer, self._sending, settings)
+        self.transactions = TransactionCalls(self.fold, self._writer, self._sending, settings)
         self.topics = TopicCalls(self.fold, self._writer, self._sending, self.view, self.cancels, settings)
+        self.values = ValueCalls(self.fold, self._writer, self.topics, settings)
         self.leases = LeaseCalls(self.fold, self._writer, self._sending, self.view, self.topics, settings)
         self.dead_letters = DeadLetterCalls(self.fold, self._writer, self.view, self.topics, settings)
         # Calls that the parts answer are bound here: a method that only passes a call on would cost the hot paths a

@@ -236,6 +236,14 @@ class LeaseCalls:
         more = {} if is_begun else {"not_begun": True}
         return self._change(LeaseTicket(self._picker, [key]), handle, invisible_ms, more, at_ms)
 
+    def renew(self, group: str, handle: LeaseHandle, invisible_ms: int, at_ms: int) -> Ticket:
+        """Lets a lease end later: from now on the message is invisible for this long, and its handle stays good. The
+        answer is whether the lease was still there.
+        """
+        self._check_invisible(invisible_ms)
+        key = self._key(group, handle)
+        return self._change(LeaseTicket(self._picker, [key]), handle, invisible_ms, {"renewed": True}, at_ms)
+
     def _change(
         self, ticket: "LeaseTicket", handle: LeaseHandle, invisible_ms: int, more: Mapping[str, Any], at_ms: int
     ) -> Ticket:
@@ -342,6 +350,10 @@ class LeaseCalls:
         keys = ((group, number, offset) for offset in leases.ready.get((group, number), ()))
         free = islice((key for key in keys if not picker.is_promised(key) and not picker.is_touched(key)), count_max)
         return [(key, self._fold.read(leases.by_key[key].place, leases.by_key[key].size)) for key in free]
+
+    def is_touched(self, key: Key) -> bool:
+        """Whether an acknowledgement, change or burial of a message is written and not applied yet."""
+        return self._picker.is_touched(key)
 
     def move(self, key: Key, copy: Message | None, at_ms: int) -> Ticket:
         """Forgets a message that is spent or ready again and, in the same batch, sends its copy to another topic: the

@@ -34,6 +34,7 @@ from postdate.message import (
 )
 from postdate.state.fold import Fold
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topic
+from postdate.state.transactions import Half
 from postdate.state.wheel import CANCELLED, ELSEWHERE, LIVING
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE, SYSTEM_TOPIC_PREFIX
@@ -56,6 +57,7 @@ class State(enum.Enum):
     CANCELLED = "cancelled"  # it will never be seen
     DELETED = "deleted"  # with its topic
     MOVED = "moved"  # to another due: a later record of its key has it
+    HALF = "half"  # of a transaction that is open: nobody sees it before it is committed
     UNKNOWN = "unknown"  # nothing that is left says: it was delivered or cancelled long ago
 
 
@@ -133,6 +135,11 @@ class Lookup:
     def _find(
         self, topic: str, key: str, by: str, begin_ms: int, end_ms: int, store_host: Host | None
     ) -> Iterator[Found | None]:
+        for half in self._fold.transactions.find(key_hash(key)) if by != BY_KEY else ():
+            seen = self._half(half, store_host)
+            record = records.decode(seen.record)
+            is_meant = record.topic == topic and records.has_key(decode_properties(record.properties), key, BY_UNIQUE)
+            yield seen if is_meant and begin_ms <= seen.stored_at_ms <= end_ms else None
         moved: set[int] = set()  # arrivals of messages that were moved: the newer record is the message
         known: set[int] = set()  # arrivals
         is_complete = True  # whether every record that the index leads to is there
@@ -254,9 +261,17 @@ class Lookup:
 
     def find_at(self, offset: int, store_host: Host | None) -> Iterator[Found | None]:
         """Yields None for each step, then the message at an offset of the log or of a chunk, if there is one."""
+        half = self._fold.transactions.halves.get(offset)
         logged = self.logged(offset)
-        if logged is not None:
+        if half is not None:
+            yield self._half(half, store_host)
+        elif logged is not None:
             yield from run_steps(self._find_logged(logged, store_host))
+
+    def _half(self, half: Half, store_host: Host | None) -> Found:
+        data = self._fold.read(half.offset, half.size)
+        found = Found(data, State.HALF, half.offset, half.offset, half.stored_at_ms, 0, records.decode(data).queue_id)
+        return _as_undelivered(found, store_host)
 
     def _find_logged(self, logged: Logged, store_host: Host | None) -> Steps[Found]:
         staged = (yield from self._staged_at(logged.offset)) if logged.offset >= CHUNK_BIT else None
@@ -275,8 +290,8 @@ class Lookup:
         return None
 
     def logged(self, offset: int) -> Logged | None:
-        """Returns the message at an offset; None where it is gone, or there is none. The offset may be anything: a
-        client names it, or a hash points at it by chance.
+        """Returns the message at an offset; None where it is gone, or there is none, as where a half is. The offset may
+        be anything: a client names it, or a hash points at it by chance.
         """
         size = int.from_bytes(self._fold.read(offset, 4), "big")
         data = self._fold.read(offset, size) if size <= self._record_bytes_max else b""
@@ -286,7 +301,8 @@ class Lookup:
         except (CorruptData, IllegalMessage):
             return None
         is_there = offset >= CHUNK_BIT or record.offset == offset
-        return logged if is_there and not record.topic.startswith(SYSTEM_TOPIC_PREFIX) else None
+        is_message = not records.is_half(data) and not record.topic.startswith(SYSTEM_TOPIC_PREFIX)
+        return logged if is_there and is_message else None
 
     # -- for a cancel -------------------------------------------------------------------------------------------
 

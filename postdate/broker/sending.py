@@ -21,6 +21,7 @@ from postdate.message import (
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TRANSACTION,
     PROPERTY_UNIQ_KEY,
+    SYS_HALF,
     TRIES_MAX,
     DelayLevels,
     Host,
@@ -36,7 +37,7 @@ from postdate.message import (
 from postdate.state.fold import Fold
 from postdate.state.topics import PERM_WRITE, RESERVED_TOPICS, Topic
 from postdate.storage import record as records
-from postdate.storage.batch import MORE_KEYS, MOVE, SYSTEM_TOPIC_PREFIX, Prepared
+from postdate.storage.batch import COMMIT, MORE_KEYS, MOVE, SYSTEM_TOPIC_PREFIX, Prepared
 
 _NEW = tuple.__new__  # past the constructor of a named tuple, which costs as much as the checks
 _NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}
@@ -76,7 +77,7 @@ class SendCalls:
         one that is stored once, and is stored.
         """
         # Unpacked once: this runs for every send, and reading attributes costs more than the checks.
-        name, body, encoded_properties, queue_id, _, _, _, born_host, tries, _ = message
+        name, body, encoded_properties, queue_id, _, sys_flag, _, born_host, tries, _ = message
         known = self._known.get(name)
         topic, shapes = known if known is not None else self._look_up(name)
         shape = shapes.get(len(born_host.address))
@@ -87,6 +88,7 @@ class SendCalls:
             or not 0 <= queue_id < topic.write_queue_count
             or shape is None
             or not 0 <= tries <= TRIES_MAX
+            or sys_flag & SYS_HALF
         ):
             self._refuse_fields(message, topic)
         properties, once, once_hash = decode_properties(encoded_properties), "", 0
@@ -113,6 +115,11 @@ class SendCalls:
 
     def _refuse_fields(self, message: Message, topic: Topic) -> NoReturn:
         check_message(message, self._settings.now.body_bytes_max, self._properties_bytes_max)
+        if message.sys_flag & SYS_HALF:
+            raise IllegalMessage(
+                f"sys_flag {message.sys_flag} marks the half of a transaction, and the property {PROPERTY_TRANSACTION} "
+                "is not true"
+            )
         raise IllegalMessage(
             f"queue {message.queue_id} of topic {topic.name!r} does not exist: it has {topic.write_queue_count}"
         )
@@ -165,6 +172,14 @@ class SendCalls:
         seconds = self._admit(prepared, timed) if timed else NO_SECONDS
         return self._writer.write(prepared, at_ms, timed, seconds, MOVE, ticket)
 
+    def write_committed(self, prepared: Prepared, at_ms: int, ticket: Ticket) -> None:
+        """As `write`, for the message that a commit brings."""
+        timed = 1 if prepared.due_at_ms else 0
+        seconds = self._admit([prepared], timed) if timed else NO_SECONDS
+        self._writer.write([prepared], at_ms, timed, seconds, COMMIT, ticket)
+        self.accepted_count += 1
+        self.timed_count += timed
+
     def _admit(self, prepared: list[Prepared], timed: int) -> Seconds:
         """Checks that messages which will wait fit the bounds of the wheel, which is in RAM, and of each second.
         Returns how many are due in which second, where seconds are limited. Raises FlowControl.
@@ -201,4 +216,4 @@ def _refuse(properties: Mapping[str, str]) -> None:
     if PROPERTY_TIMER_DEL_UNIQKEY in properties:
         raise IllegalMessage(f"{PROPERTY_TIMER_DEL_UNIQKEY} marks a cancel, not a message: use cancel")
     if properties[PROPERTY_TRANSACTION].lower() == "true":
-        raise NoPermission("transactions are not supported: the half message was not stored")
+        raise IllegalMessage(f"{PROPERTY_TRANSACTION}=true marks the half of a transaction, not a message")

@@ -198,6 +198,16 @@ class View:
         """Of all groups together."""
         return self._fold.groups.offset_count
 
+    # -- key-value settings -------------------------------------------------------------------------------------
+
+    def find_value(self, namespace: str, key: str) -> str | None:
+        """Returns what operators keep under a key; None where there is nothing."""
+        return self._fold.values.find(namespace, key)
+
+    def values_of(self, namespace: str) -> dict[str, str]:
+        """Returns those of a namespace by key."""
+        return self._fold.values.of(namespace)
+
     # -- leases -------------------------------------------------------------------------------------------------
 
     def leases(self) -> list[tuple[Key, Lease]]:

@@ -11,7 +11,7 @@ from postdate.check.rows import Pointers, Tables, check_ascending
 from postdate.errors import CorruptQueue, CorruptSelection
 from postdate.state.jobs import RUNNING
 from postdate.storage import selection
-from postdate.storage.batch import MESSAGE, MOVE
+from postdate.storage.batch import MESSAGE, MESSAGES, MOVE
 from postdate.storage.disk import RealDisk
 
 _FIELDS = (
@@ -41,7 +41,7 @@ def check_far(folder: Folder, tables: Tables, pointers: Pointers) -> None:
     check_ascending(folder.report, place, rows["arrival"], "arrival")
     is_message, is_move = rows["kind"] == MESSAGE, rows["kind"] == MOVE
     found, known = pointers.follow(place, rows["arrival"] - is_move)  # its row comes after that of its message
-    same = (rows["kind"] == known["kind"]) | (is_message & (known["kind"] == MOVE))
+    same = (rows["kind"] == known["kind"]) | (is_message & np.isin(known["kind"], MESSAGES))
     same &= rows["size"] == known["size"]
     same &= ~is_message | np.all([rows[name] == known[name] for name in _FIELDS], axis=0)
     folder.report.find_each(

@@ -6,14 +6,14 @@ from functools import partial
 import numpy as np
 
 from postdate.check.folder import Folder
-from postdate.check.records import Collected, Places, message_problem, system_problem
+from postdate.check.records import Collected, Places, half_problem, message_problem, system_problem
 from postdate.check.refold import Refold
 from postdate.check.walk import Hole, place_of, walk
 from postdate.errors import CorruptLog
 from postdate.storage import batch as batches
 from postdate.storage import record as records
 from postdate.storage import snapshot
-from postdate.storage.batch import KIND_FILLER, MESSAGES, Batch
+from postdate.storage.batch import HALF, KIND_FILLER, PRODUCED, Batch
 from postdate.storage.layout import ROW_STRUCT
 
 
@@ -101,7 +101,7 @@ class LogCheck:
             return str(error)
         if (record.offset, record.stored_at_ms) != (batch.offset + row[9], batch.at_ms):
             return f"the record says offset {record.offset}, stored at {record.stored_at_ms}; its batch {batch.at_ms}"
-        if row[0] not in MESSAGES:
+        if row[0] not in PRODUCED:
             return system_problem(record, row)
         self.places.note(row[3], record.topic, record.queue_id, partial(place_of, self._segments, record.offset))
-        return message_problem(record, row, batch.at_ms)
+        return half_problem(record, row) if row[0] == HALF else message_problem(record, row, batch.at_ms)

@@ -16,8 +16,11 @@ from postdate.message import (
     PROPERTY_KEYS,
     PROPERTY_ONCE,
     PROPERTY_ONCE_MS,
+    PROPERTY_PRODUCER_GROUP,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
+    SYS_COMMITTED,
+    SYS_HALF,
     DelayLevels,
     decode_properties,
     due,
@@ -26,7 +29,7 @@ from postdate.message import (
     tag_hash,
 )
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_NAMES, MESSAGE, MORE_KEYS, SYSTEM_TOPIC_PREFIX, Batch
+from postdate.storage.batch import COMMIT, KIND_NAMES, MESSAGE, MORE_KEYS, SYSTEM_TOPIC_PREFIX, Batch
 from postdate.storage.chunk import FLAG_OWN_ARRIVAL
 from postdate.storage.layout import ROW
 
@@ -87,6 +90,8 @@ def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) ->
     problem = due_problem(properties, due_at_ms, level, at_ms)
     if problem:
         return problem
+    if row[0] == COMMIT and record.sys_flag & (SYS_HALF | SYS_COMMITTED) != SYS_COMMITTED:
+        return f"the row says commit, the record's sys flag is {record.sys_flag}"
     more = bool(flags & MORE_KEYS)
     if more != bool(other_keys(properties.get(PROPERTY_KEYS, ""))):
         return f"the row says that there are {'more keys' if more else 'no more keys'} than the first; that is not so"
@@ -96,6 +101,23 @@ def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) ->
     if once and not record.properties.endswith(window):
         return "the row says that the message is stored once, its last property is no window"
     return keys_problem(properties, unique_hash, first_hash, tagged)
+
+
+def half_problem(record: records.Record, row: tuple[int, ...]) -> str:
+    try:
+        properties = decode_properties(record.properties)
+    except IllegalMessage as error:
+        return str(error)
+    if not record.sys_flag & SYS_HALF:
+        return f"the row says half, the record's sys flag is {record.sys_flag}"
+    if (row[1], row[2], row[6], row[7], row[10]) != (0, 0, 0, 0, 0):
+        return f"the row of a half holds {row[1:]} where nothing belongs"
+    lacking = [name for name in (PROPERTY_PRODUCER_GROUP, PROPERTY_UNIQ_KEY) if name not in properties]
+    if lacking:
+        return f"the half has no property {lacking[0]}"
+    if key_hash(properties[PROPERTY_UNIQ_KEY]) != row[5]:
+        return "the row's hash is not that of the unique key"
+    return ""
 
 
 def system_problem(record: records.Record, row: tuple[int, ...]) -> str:

@@ -22,6 +22,7 @@ from postdate.state import saved as recovery
 from postdate.state.cancels import Tombstone
 from postdate.state.fold import Fold
 from postdate.state.once import NO_IDS
+from postdate.state.transactions import NO_TRANSACTIONS
 from postdate.storage import segment
 from postdate.storage.batch import KIND_FILLER, STAGE, Batch
 from postdate.storage.disk import Data, Disk
@@ -241,7 +242,7 @@ def differences(folder: Folder, saved: Saved, fold: Fold) -> list[str]:
 
 
 def _comparable(state: dict[str, Any]) -> dict[str, Any]:
-    state = {name: value for name, value in state.items() if name not in ("seconds", "last_offset")}
+    state = NO_TRANSACTIONS | {name: value for name, value in state.items() if name not in ("seconds", "last_offset")}
     state["far"] = {name: value for name, value in state["far"].items() if name not in recovery.LOCAL_FAR_STATE}
     state["index"] = state["index"]["length"]
     state["once"] = {name: value for name, value in state.get("once", NO_IDS).items() if name != "gone"}

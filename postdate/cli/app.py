@@ -34,6 +34,7 @@ COMMANDS = {
     "sql": "query all waiting messages with Spark SQL",
     "status": "show the state of broker and pipeline",
     "find": "find messages by key, and say where they are",
+    "transaction": "list, show, commit and roll back open transactions",
     "topic": "list, show, create, update and delete topics",
     "group": "list, show, create, reset and delete consumer groups",
     "user": "make the first user, and manage all others",

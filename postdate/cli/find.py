@@ -29,6 +29,7 @@ _WORDS = {
     "visible": "visible in queue {queue_id} at offset {queue_offset} since {at}",
     "cancelled": "cancelled",
     "deleted": "deleted with its topic",
+    "half": "the half of a transaction that is open",
     "unknown": "delivered or cancelled long ago",
 }
 

@@ -20,6 +20,7 @@ examples:
   postdate group update billing --retry 10s,1m,10m --attempts 5
                                                   a message that fails comes again after 10 s, 1 min, 10 min and
                                                   10 min; then it is a dead letter
+  postdate group create ledger --in-order yes     RocketMQ 5's clients get the messages of a queue in order
   postdate group reset billing --to earliest --dry-run                  what it would receive again, queue by queue
   postdate group reset billing --to 2027-01-01T08:00:00+01:00 --topic orders
   postdate group reset billing --to latest --yes                        skips all that it has not received
@@ -38,6 +39,7 @@ exit codes: 0 done, 1 there is no such group or topic, or there is one already, 
 """
 
 
+_IN_ORDER = "consumeMessageOrderly"  # RocketMQ's name
 _CANNOT_ASK = "a reset may skip messages: give --yes if you mean it, or --dry-run"
 
 
@@ -63,6 +65,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--attempts", metavar="N", type=positive, help="how often a message is tried before it is a dead letter"
+    )
+    parser.add_argument(
+        "--in-order", choices=("yes", "no"), help="does it get the messages of a queue in order? (RocketMQ 5's clients)"
     )
 
 
@@ -90,7 +95,7 @@ def _show(arguments: argparse.Namespace) -> int:
         queues = [{**each._asdict(), "lag": each.lag} for each in progress]
         print_json({
             "group": arguments.name, "members": members, "queues": queues, "warnings": warnings,
-            "retry_delays_ms": delays_ms, "attempts": attempts,
+            "retry_delays_ms": delays_ms, "attempts": attempts, "in_order": settings.get(_IN_ORDER) is True,
         })  # fmt: skip
     else:
         print_facts([
@@ -99,6 +104,7 @@ def _show(arguments: argparse.Namespace) -> int:
             ("lag", f"{sum(each.lag for each in progress):,}"),
             ("leased", f"{sum(each.leased for each in progress):,}"),
             ("retry", f"{count(attempts, 'attempt')}, {_tell_delays(delays_ms)}"),
+            *([("order", "the messages of a queue come in order")] if settings.get(_IN_ORDER) is True else []),
             *(("warning", warning) for warning in warnings),
         ])  # fmt: skip
         rows: list[list[str | int]] = [[*each, each.lag] for each in progress]
@@ -123,9 +129,10 @@ def _create(arguments: argparse.Namespace) -> int:
 def _update(arguments: argparse.Namespace) -> int:
     if admin.group_settings(arguments.addr, arguments.name) is None:
         return say_no(f"there is no group {arguments.name}")
-    if arguments.retry is None and arguments.attempts is None:
-        raise UsageError("nothing is to be changed: give --retry or --attempts")
-    admin.put_group(arguments.addr, arguments.name, _settings(arguments))
+    settings = _settings(arguments)
+    if not settings:
+        raise UsageError("nothing is to be changed: give --retry, --attempts or --in-order")
+    admin.put_group(arguments.addr, arguments.name, settings)
     _print_done(arguments, "updated")
     return OK
 
@@ -137,6 +144,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, object]:
         settings["retryDelaysMs"] = arguments.retry or None
     if arguments.attempts is not None:
         settings["retryMaxTimes"] = arguments.attempts - 1
+    if arguments.in_order is not None:
+        settings[_IN_ORDER] = arguments.in_order == "yes"
     return settings
 
 

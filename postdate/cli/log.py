@@ -15,9 +15,9 @@ from postdate.cli.render import count, instant, span
 from postdate.cli.values import whole_number
 from postdate.config import Limits, Settings
 from postdate.errors import CorruptLog
-from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
+from postdate.message import PROPERTY_KEYS, PROPERTY_PRODUCER_GROUP, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGES, Batch
+from postdate.storage.batch import COMMIT, HALF, KIND_FILLER, KIND_NAMES, PRODUCED, Batch
 from postdate.storage.folder import open_folder
 from postdate.storage.layout import ROW_STRUCT
 from postdate.storage.segment import Segments
@@ -55,7 +55,11 @@ class _Entry(NamedTuple):
             "due_at_ms": self.due_at_ms or None, "level": self.level or None, "size": record.size,
             "properties": properties,
         }  # fmt: skip
-        if self.kind not in MESSAGES:
+        if self.kind == HALF:
+            shown |= {"due_at_ms": None, "ask_at_ms": self.due_at_ms}
+        if self.kind == COMMIT:
+            shown["half"] = record.prepared_offset
+        if self.kind not in PRODUCED:
             return shown | {"content": json.loads(record.body)}
         return shown | {"body_base64": base64.b64encode(record.body).decode()} if body else shown
 
@@ -125,7 +129,7 @@ def _is_wanted(entry: _Entry, arguments: argparse.Namespace) -> bool:
     return (
         entry.offset >= arguments.start
         and (arguments.stop is None or entry.offset < arguments.stop)
-        and (arguments.topic is None or (entry.kind in MESSAGES and entry.record.topic == arguments.topic))
+        and (arguments.topic is None or (entry.kind in PRODUCED and entry.record.topic == arguments.topic))
         and (arguments.kind is None or _kind_name(entry.kind) == arguments.kind)
     )
 
@@ -144,13 +148,18 @@ def _print_batch(batch: Batch, entries: list[_Entry], arguments: argparse.Namesp
 def _line(entry: _Entry, *, whole: bool) -> str:
     """One record: only what it has is named."""
     record = entry.record
-    if entry.kind not in MESSAGES:
+    if entry.kind not in PRODUCED:
         return f"{entry.offset}  {_kind_name(entry.kind)}  {record.size} bytes  {record.body.decode(errors='replace')}"
     properties = _properties(record)
     named = {"unique": PROPERTY_UNIQ_KEY, "keys": PROPERTY_KEYS, "tag": PROPERTY_TAGS}
-    parts = [str(entry.offset), "message", f"{record.topic}/{record.queue_id}"]
+    what = "half" if entry.kind == HALF else "message"
+    parts = [str(entry.offset), what, f"{record.topic}/{record.queue_id}"]
     parts += [f"{word} {properties[name]}" for word, name in named.items() if name in properties]
-    if entry.due_at_ms:
+    if entry.kind == COMMIT:
+        parts.append(f"commits {record.prepared_offset}")
+    if entry.kind == HALF:
+        parts.append(f"of {properties.get(PROPERTY_PRODUCER_GROUP)}, to be asked {instant(entry.due_at_ms)}")
+    elif entry.due_at_ms:
         parts.append(f"due {instant(entry.due_at_ms)}, {span(entry.due_at_ms - entry.batch.at_ms)} after storing")
     return "  ".join([*parts, f"{record.size} bytes", show_body(record.body, whole=whole)])
 

@@ -90,6 +90,8 @@ def _print_ready(parts: Parts, server: Server) -> None:
     print(f"postdate {__version__}")
     print(f"  route     {server.route_address}  (the name server address of RocketMQ clients)")
     print(f"  broker    {broker}")
+    if server.grpc_address:
+        print(f"  grpc      {server.grpc_address}  (RocketMQ 5 clients)")
     if settings.tls != "off":
         print(f"  tls       {settings.tls}, {settings.tls_cert or Path(settings.data).resolve() / CERTIFICATE_FILE}")
     print(f"  bulk      {bulk}")
@@ -106,7 +108,8 @@ def _print_ready_json(parts: Parts, server: Server) -> None:
     waiting, is_exact = _waiting(server)
     ready = {
         "version": __version__, "route": server.route_address, "broker": server.broker_address,
-        "vip": server.vip_address, "data": str(Path(settings.data).resolve()), "flush": settings.flush,
+        "vip": server.vip_address, "grpc": server.grpc_address, "data": str(Path(settings.data).resolve()),
+        "flush": settings.flush,
         "waiting": waiting, "waiting_is_exact": is_exact, "parts": dict(parts),
     }  # fmt: skip
     print_json(ready)

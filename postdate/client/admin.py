@@ -6,6 +6,7 @@ or it refuses.
 """
 
 import asyncio
+import base64
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -273,6 +274,40 @@ def _read_found(record: Record) -> FoundMessage:
 
 
 # -- topics -----------------------------------------------------------------------------------------------------
+
+
+# -- transactions -----------------------------------------------------------------------------------------------
+
+
+def open_transactions(
+    address: str | None, topic: str = "", *, given_up: bool = False, limit: int = 100
+) -> list[dict[str, Any]]:
+    """Transactions that are open, the oldest first; with `given_up`, those that nobody is asked about any more."""
+    found: list[dict[str, Any]] = []
+    after = -1
+    while len(found) < limit:
+        body = ask(address, Request.GET_TRANSACTIONS, {"topic": topic, "after": after}).body
+        page = bodies.load(body, "open transactions")
+        found += [each for each in page["transactions"] if each["givenUp"] or not given_up]
+        after = page["next"]
+        if after < 0:
+            break
+    return found[:limit]
+
+
+def open_transaction(address: str | None, id: str) -> dict[str, Any] | str:
+    """One of them, with its properties and its body; how it has ended where it is not open."""
+    page = bodies.load(ask(address, Request.GET_TRANSACTIONS, {"id": id}).body, "an open transaction")
+    for each in page["transactions"]:
+        return dict(each) | {"body": base64.b64decode(each["body"])}
+    return str(page["outcome"])
+
+
+def end_transaction(address: str | None, id: str, *, is_commit: bool) -> str:
+    """Commits a transaction or rolls it back; returns how it has ended, by this or before."""
+    answer = asyncio.run(_ask(address, Request.RESOLVE_TRANSACTION, {"id": id, "commit": is_commit}, b""))
+    outcome = answer.fields.get("outcome")
+    return str(outcome or expect_success(answer).fields["outcome"])
 
 
 def topic_names(address: str | None) -> list[str]:

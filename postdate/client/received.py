@@ -25,7 +25,7 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 _ZSTD_PIECE_BYTES = 1_024  # unfolds to 32 MiB at most: a block of 128 KiB takes four bytes or more
 
 
-def decompress(body: bytes, sys_flag: int) -> bytes:
+def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """The body as its producer gave it. Raises ProtocolError if it cannot be read, or its module is not installed."""
     if not sys_flag & codes.SYS_COMPRESSED:
         return body
@@ -34,42 +34,42 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
         raise ProtocolError(f"the body is compressed in a way that is not known: {kind}")
     name, unfold = _KINDS[kind]
     try:
-        plain, is_whole = unfold(body)
+        plain, is_whole = unfold(body, bytes_max)
     except ProtocolError:
         raise
     except Exception as error:  # every library has errors of its own
         raise ProtocolError(f"the body says that it is compressed by {name}, but cannot be read: {error}") from error
-    if not is_whole or len(plain) > BODY_BYTES_MAX:
-        raise ProtocolError(f"the body is cut off, or has more than {BODY_BYTES_MAX} bytes when unfolded")
+    if not is_whole or len(plain) > bytes_max:
+        raise ProtocolError(f"the body is cut off, or has more than {bytes_max} bytes when unfolded")
     return plain
 
 
 # Each of these gives what it could unfold, little more than the limit at most, and whether that is all.
 
 
-def _unfold_zlib(body: bytes) -> tuple[bytes, bool]:
+def _unfold_zlib(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     unfolding = zlib.decompressobj()
-    return unfolding.decompress(body, BODY_BYTES_MAX), unfolding.eof
+    return unfolding.decompress(body, max(bytes_max, 1)), unfolding.eof
 
 
-def _unfold_lz4(body: bytes) -> tuple[bytes, bool]:
+def _unfold_lz4(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     unfolding = _module("lz4.frame", "LZ4").LZ4FrameDecompressor()
-    return bytes(unfolding.decompress(body, BODY_BYTES_MAX)), bool(unfolding.eof)
+    return bytes(unfolding.decompress(body, max(bytes_max, 1))), bool(unfolding.eof)
 
 
-def _unfold_zstd(body: bytes) -> tuple[bytes, bool]:
+def _unfold_zstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     """Piece by piece, because this library knows no limit."""
     unfolding = _module("zstandard", "Zstandard").ZstdDecompressor().decompressobj()
     plain = bytearray()
     for start in range(0, len(body), _ZSTD_PIECE_BYTES):
         plain += unfolding.decompress(body[start : start + _ZSTD_PIECE_BYTES])
-        if unfolding.eof or len(plain) > BODY_BYTES_MAX:
+        if unfolding.eof or len(plain) > bytes_max:
             break
     return bytes(plain), bool(unfolding.eof)
 
 
 # By the bits of the sys flag. 0 is what old producers write for zlib.
-_KINDS: dict[int, tuple[str, Callable[[bytes], tuple[bytes, bool]]]] = {
+_KINDS: dict[int, tuple[str, Callable[[bytes, int], tuple[bytes, bool]]]] = {
     0: ("zlib", _unfold_zlib), 1: ("LZ4", _unfold_lz4), 2: ("Zstandard", _unfold_zstd), 3: ("zlib", _unfold_zlib),
 }  # fmt: skip
 

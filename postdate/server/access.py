@@ -26,10 +26,11 @@ from postdate.server.asker import ANYBODY, Asker
 from postdate.server.audit import Audit
 from postdate.server.connection import Connection
 from postdate.server.lines import Lines
+from postdate.server.peer import Peer
 from postdate.wire.frame import Command
 from postdate.wire.requests import REQUESTS, Request, SignedSend
 from postdate.wire.rights import INTERNAL_ALONE, PUBLISH, Asked, RightKind
-from postdate.wire.signature import ACCESS_KEY, SECURITY_TOKEN, SigningKey
+from postdate.wire.signature import ACCESS_KEY, SECURITY_TOKEN, CallCredentials, SigningKey
 
 UNSIGNED = (
     "the request is not signed by a user who may sign in here: check access key and secret key, and whether the user "
@@ -40,6 +41,7 @@ _UNSIGNED_FIELDS = (SECURITY_TOKEN, "_UNIQUE_KEY_QUERY", "__ZONE_NAME", "__ZONE_
 _REMEMBERED_CHARACTERS_MAX = 512  # names longer than these are decided about each time
 _DETAIL_CHARACTERS_MAX = 500
 _JOB_FIELDS = ("call", "op", "id", "topic", "by_ms", "where")  # of a job, that say what it does
+_NAMED = {"access": ("username", "subject", "resource"), "values": ("namespace", "key")}  # fields, by handler
 _SENDS = frozenset(request for request in Request if request.handler == "send.collect")
 # What is looked at also where there are no users.
 _ALWAYS = frozenset(
@@ -110,7 +112,7 @@ class Gate:
         asked: list[Asked] = []
         try:
             if not self.is_open:
-                connection.asker = self._authenticate(connection, command)
+                connection.asker = connection.proven or self._authenticate(connection, command)
                 key = self._memory_key(connection.asker, request, command)
                 if key is not None and connection.admitted.get(key) == self.version:
                     return
@@ -178,6 +180,30 @@ class Gate:
             raise NoPermission(UNSIGNED)
         return self._asker(connection, user)
 
+    def prove(self, connection: Peer, credentials: CallCredentials | None) -> Asker:
+        """Returns who has signed a call of a protocol that signs beside the request. Raises NoPermission."""
+        if self.is_open:
+            return ANYBODY
+        if credentials is None:
+            user = self._find_user(connection.certificate_name) if connection.certificate_name else None
+            if user is None or not user.is_enabled:
+                raise self._refuse_call(connection, "")
+            return self._asker(connection, user)
+        # Where nobody has the name, a signature is checked all the same: time must not tell which names exist.
+        user = self._find_user(credentials.access_key) or _NOBODY
+        if not self._key(user).has_signed(credentials) or user is _NOBODY or not user.is_enabled:
+            raise self._refuse_call(connection, credentials.access_key)
+        return self._asker(connection, user)
+
+    def _refuse_call(self, connection: Peer, named: str) -> NoPermission:
+        name, address = named[:64], _address(connection)
+        self._lines.write_seldom(
+            ("refused", name, address), f"a call of {name!r} from {address} is refused: {UNSIGNED}"
+        )
+        if self._audit is not None:
+            self._audit.note_refusal(name, address, "CALL", "", UNSIGNED)
+        return NoPermission(UNSIGNED)
+
     def _is_signed(self, user: User, fields: Mapping[str, Any], body: bytes) -> bool:
         key = self._key(user)
         if key.is_signed(fields, body):
@@ -197,7 +223,7 @@ class Gate:
     def _find_user(self, name: str) -> User | None:
         return None if self._users is None else self._users.all.get(name)
 
-    def _asker(self, connection: Connection, user: User) -> Asker:
+    def _asker(self, connection: Peer, user: User) -> Asker:
         return Asker(user, _address(connection), self._cluster, self._find_user, is_internal=user is self._pipeline)
 
     # -- may they -----------------------------------------------------------------------------------------------
@@ -247,7 +273,7 @@ class Gate:
     def _note_refusal(
         self, connection: Connection, request: Request, command: Command, asked: list[Asked], error: PostdateError
     ) -> None:
-        named = command.fields.get(ACCESS_KEY)
+        named = connection.asker.name or command.fields.get(ACCESS_KEY)
         name, address = named[:64] if type(named) is str else "", _address(connection)
         self._lines.write_seldom(
             ("refused", name, address), f"{request.name} of {name!r} from {address} is refused: {error}"
@@ -273,7 +299,7 @@ def _is_internal(request: Request, asked: list[Asked]) -> bool:
     return request.right.kind is RightKind.INTERNAL or any(each.is_internal for each in asked)
 
 
-def _address(connection: Connection) -> str:
+def _address(connection: Peer) -> str:
     if not connection.address:
         connection.address = str(ipaddress.ip_address(connection.host.address))
     return connection.address
@@ -281,13 +307,15 @@ def _address(connection: Connection) -> str:
 
 def _describe(request: Request, command: Command) -> str:
     """Returns what a change of the cluster is about. Passwords stand in bodies that are not shown."""
-    if request == Request.UPDATE_BROKER_CONFIG:
+    if request in (Request.UPDATE_BROKER_CONFIG, Request.UPDATE_NAMESRV_CONFIG):
         return " ".join(command.body.decode(errors="replace").split())
     if request == Request.JOB:
         plain = contract.load(command.body, "a request about jobs")  # it was read before
         return " ".join(f"{name}={plain[name]}" for name in _JOB_FIELDS if plain.get(name))
-    names = (command.fields.get(name) for name in ("username", "subject", "resource"))
-    return " ".join(str(name) for name in names if name) if request.name.startswith("AUTH_") else ""
+    if request == Request.RESOLVE_TRANSACTION:
+        return " ".join(f"{name}={command.fields.get(name)}" for name in ("id", "commit"))
+    fields = _NAMED.get(request.handler.partition(".")[0], ())
+    return " ".join(str(command.fields[name]) for name in fields if command.fields.get(name))
 
 
 def _names(asked: list[Asked]) -> str:

@@ -16,10 +16,10 @@ logger = logging.getLogger("postdate.server")
 
 
 class Address:
-    """The address of a broker. `broker_port` is the bound one: the settings may leave the choice to the system."""
+    """The address of a broker. Its ports are the bound ones: the settings may leave the choice to the system."""
 
     def __init__(self, settings: Settings) -> None:
-        self.broker_port = settings.broker_port
+        self.broker_port, self.route_port = settings.broker_port, settings.route_port
         self._name, self._port = parse_advertised(settings.advertise) or ("", 0)
         self._resolved = LOOPBACK
 

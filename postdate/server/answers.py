@@ -31,10 +31,14 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
+def code_of(error: Exception) -> int:
+    """Returns the code of the answer to a request that failed."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), codes.SYSTEM_ERROR)
+
+
 def refusal(command: Command, error: Exception) -> bytes:
     """Returns the answer to a request that failed."""
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), codes.SYSTEM_ERROR)
-    return reply(command, code, remark=str(error))
+    return reply(command, code_of(error), remark=str(error))
 
 
 def when_settled(

@@ -11,16 +11,15 @@ A read is handled in one go and answered in one write. The server reads nothing 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Protocol, cast
+from typing import Protocol
 
 from postdate.config import Limits, Settings
 from postdate.errors import ProtocolError
-from postdate.message import LOOPBACK, Host
 from postdate.server.address import Address
 from postdate.server.asker import ANYBODY, Asker
-from postdate.tls import name_in
+from postdate.server.peer import Peer
 from postdate.wire.frame import Command, Frames, decode
-from postdate.wire.ids import host_of, host_text, id_prefix
+from postdate.wire.ids import host_text, id_prefix
 
 OnAnswer = Callable[[Command | None], None]
 
@@ -41,14 +40,17 @@ class Handler(Protocol):
     def complain(self, text: str, *details: object) -> None: ...
 
 
-class Connection(asyncio.Protocol):
+class Connection(Peer):
     """One client. The listening socket makes one for each client that connects."""
 
+    takes_questions = True  # whether it can be sent requests of ours
+
     def __init__(self, handler: Handler, is_broker_port: bool = False) -> None:
+        super().__init__()
         self._handler = handler
         self.is_broker_port = is_broker_port  # what is internal comes on this port alone
         self.asker: Asker = ANYBODY  # who sent the request that is being handled
-        self.address = ""  # as a text, once somebody has asked for it
+        self.proven: Asker | None = None  # who has signed the call that the request is part of, where calls are signed
         self.admitted: dict[
             Hashable, int
         ] = {}  # what this client may do, by the version of the users it was decided for
@@ -57,41 +59,22 @@ class Connection(asyncio.Protocol):
         self._write_buffer_bytes_max = limits.write_buffer_bytes_max
         self._frames = Frames(handler.settings.frame_bytes_max)
         self._in_flight_max = limits.in_flight_max
-        self._transport: asyncio.Transport | None = None
         self._backlog: deque[bytes] = deque()  # frames that wait
-        self.is_paused = False  # whether the client reads so slowly that it gets no more answers for now
         self._is_full = False
         self._is_lost = False
         self._is_stopped = False
         self._is_reading = True
         self._is_tls = self._is_turn_over = self._is_stuck = False  # for writing with TLS, as _count_written describes
         self._turn_bytes = 0
-        self.in_flight = 0  # requests whose answers wait for the disk
-        self.held_count = 0  # requests that wait for messages; pulls and pops count theirs here
-        # For the sweep: whether a request came since the last one, when it came, and since when no answer is read.
-        self.is_heard = False
-        self.heard_at_ns = 0
-        self.paused_at_ns: int | None = None
-        self.has_place = False  # whether it was counted when it was accepted, before its handshake
-        self.certificate_name = ""  # whom the client's certificate names, where it shows one that we trust
-        self.host: Host = LOOPBACK
         self._note_address(handler.address, "")
-
-    def __str__(self) -> str:
-        return host_text(self.host)
 
     # -- called by the loop -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no asyncio.Transport, they only look like one.
-        self._transport = transport = cast(asyncio.Transport, transport)
-        transport.set_write_buffer_limits(self._write_buffer_bytes_max)
-        peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        if peer and local:  # the client may be gone before its connection is accepted
-            self.host = host_of(*peer[:2])
-            self._note_address(self._handler.address, local[0])
-        self._is_tls = transport.get_extra_info("sslcontext") is not None
-        self.certificate_name = name_in(transport.get_extra_info("peercert"))
+        self.note_transport(transport, self._write_buffer_bytes_max)
+        if self.local_address:
+            self._note_address(self._handler.address, self.local_address)
+        self._is_tls = self.is_tls
         if not self._handler.welcome(self):
             self.close()
 
@@ -145,7 +128,7 @@ class Connection(asyncio.Protocol):
             self._backlog.extend(frames)
             return
         handled = self._handler.handle(self, frames)
-        if handled < len(frames) and self._is_open:
+        if handled < len(frames) and self.is_open:
             self._backlog.extend(frames[handled:])
             self._read_or_not()
             if not self.is_paused:  # it goes on after the turn of others
@@ -156,7 +139,7 @@ class Connection(asyncio.Protocol):
         if self._is_stopped or self.is_paused:
             return
         backlog, self._backlog = self._backlog, deque()
-        if backlog and self._is_open:
+        if backlog and self.is_open:
             self._take(list(backlog))
         if self._frames.error is not None:
             self._fail_if_done(self._frames.error)
@@ -169,7 +152,7 @@ class Connection(asyncio.Protocol):
 
     def _read_or_not(self) -> None:
         reads = not (self.is_paused or self._is_full or self._is_stopped or self._backlog)
-        if reads != self._is_reading and self._transport is not None and self._is_open:
+        if reads != self._is_reading and self._transport is not None and self.is_open:
             self._is_reading = reads
             (self._transport.resume_reading if reads else self._transport.pause_reading)()
 
@@ -242,13 +225,12 @@ class Connection(asyncio.Protocol):
     def buffered_bytes(self) -> int:
         """Memory for this client: an unfinished frame, frames that wait, answers that it has not read."""
         waiting = sum(map(len, self._backlog)) if self._backlog else 0
-        written = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return self._frames.rest_bytes + waiting + written
+        return self._frames.rest_bytes + waiting + super().buffered_bytes
 
     def fail(self, error: ProtocolError) -> None:
         """Ends the connection of a peer that does not speak our protocol, with one line in the log."""
         self._backlog.clear()
-        if self._is_open:
+        if self.is_open:
             self._handler.complain("closing the connection of %s: %s", host_text(self.host), error)
             self.close()
 
@@ -256,11 +238,3 @@ class Connection(asyncio.Protocol):
         """Takes no more requests; earlier ones are still answered."""
         self._is_stopped = True
         self._read_or_not()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.message import Host
-from postdate.server.connection import Connection
 from postdate.server.lines import Lines
+from postdate.server.peer import Peer
 from postdate.wire.ids import host_text
 
 logger = logging.getLogger("postdate.server")
@@ -30,7 +30,7 @@ class Connections:
         self._broker, self._clock, self._lines = broker, clock, lines
         self._idle_ns = broker.settings.idle_ms_max * 1_000_000
         self._stalled_ns = broker.limits.stalled_ms_max * 1_000_000
-        self._all: set[Connection] = set()
+        self._all: set[Peer] = set()
         self._count_of: Counter[bytes] = Counter()  # by address; with those that have a place and no connection yet
         self._reserved_count = 0
         self._unfinished_bytes = 0  # of reads that completed no frame, since memory was last summed up
@@ -38,12 +38,12 @@ class Connections:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[Peer]:
         return iter(self._all)
 
     # -- coming and going ---------------------------------------------------------------------------------------
 
-    def add(self, connection: Connection) -> bool:
+    def add(self, connection: Peer) -> bool:
         """Adds a connection; returns False where there are too many."""
         if not (connection.has_place or self._has_room(connection.host)):
             return False
@@ -76,7 +76,7 @@ class Connections:
                 return False
         return True
 
-    def remove(self, connection: Connection) -> bool:
+    def remove(self, connection: Peer) -> bool:
         """Removes a connection; returns False for one that was never added."""
         if connection not in self._all:
             return False
@@ -106,7 +106,7 @@ class Connections:
         self._free_memory(holding)
         self._lines.sweep()
 
-    def _examine(self, connection: Connection, now_ns: int) -> None:
+    def _examine(self, connection: Peer, now_ns: int) -> None:
         if connection.is_paused:
             if connection.paused_at_ns is None:
                 connection.paused_at_ns = now_ns
@@ -121,7 +121,7 @@ class Connections:
             )
             connection.abort()
 
-    def _end(self, connection: Connection, reason: str) -> None:
+    def _end(self, connection: Peer, reason: str) -> None:
         self.complain("ending the connection of %s: %s", host_text(connection.host), reason)
         connection.abort()
 
@@ -133,7 +133,7 @@ class Connections:
         if self._unfinished_bytes * _CHECK_SHARE >= self._broker.settings.buffered_bytes_max:
             self._free_memory([(each.buffered_bytes, each) for each in self._all])
 
-    def _free_memory(self, holding: list[tuple[int, Connection]]) -> None:
+    def _free_memory(self, holding: list[tuple[int, Peer]]) -> None:
         """Ends the connections that hold most memory, until the rest keeps to the limit."""
         self._unfinished_bytes = 0
         excess = sum(size for size, _ in holding) - self._broker.settings.buffered_bytes_max

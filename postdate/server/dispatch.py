@@ -1,6 +1,6 @@
 """Which object answers which request: one table, one loop over the frames of a read, one write of the answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,14 @@ from postdate.server.requests.send import Sends
 from postdate.server.requests.status import Status
 from postdate.server.requests.tools import Tools
 from postdate.server.requests.topic import AutoCreation, Topics
+from postdate.server.requests.transactions import Transactions
+from postdate.server.requests.values import Values
 from postdate.server.sessions import Sessions
 from postdate.server.sessions.keys import Keys
 from postdate.server.tasks import Tasks
 from postdate.wire import codes
 from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
-from postdate.wire.requests import END_TRANSACTION, REQUESTS, Request, decode_signed_send
+from postdate.wire.requests import REQUESTS, Request, decode_signed_send
 
 Method = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
 Amend = Callable[[Connection, int, Mapping[str, Any]], Mapping[str, Any]]
@@ -89,6 +91,7 @@ class Dispatcher:
         self._broker, self._clock = broker, clock
         self._turn_ns = broker.limits.turn_ms_max * 1_000_000
         self.address, self.limits = address, broker.limits
+        self.on_grown: Callable[[Iterable[int]], None] | None = None  # is told which queues grew; the gRPC port listens
         self.amend: Amend | None = None  # changes the fields of a request before it is answered; postdate.testing does
         lines = Lines(broker.limits.complaints_max)
         self.audit = self.users = None
@@ -108,12 +111,14 @@ class Dispatcher:
         settled = self.pipelines.settled
         recalls = Recalls(broker, clock, pulse, sessions.table, keys, settled)
         topics = Topics(broker, clock, sessions)
+        self.routes = Routes(broker, creation)
         self.sends = Sends(broker, pulse, creation, recalls, lines)
+        self.transactions = Transactions(broker, clock, pulse, sessions)
         self.pulls = Pulls(broker, clock, sessions, creation)
         self.pops = Pops(broker, clock, pulse, sessions, self.pulls, creation, lines)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls, self.pops)
         self.status = Status(
-            broker, clock, sessions.meter,
+            broker, clock, address, pulse, sessions.meter,
             lambda: {"connections": len(self.connections), "held_pulls": self.pulls.held_count},
             self.pipelines, sessions.table.promotions, sessions.members.conflicts,
         )  # fmt: skip
@@ -122,13 +127,15 @@ class Dispatcher:
             "pop": self.pops,
             "group": self.groups,
             "topic": topics,
-            "route": Routes(broker, creation),
+            "route": self.routes,
+            "values": Values(broker, clock),
             "find": Lookups(broker, keys),
             "move": Moves(broker, clock, keys, settled),
             "pending": Pending(broker, clock, sessions.table, tasks),
             "tools": Tools(broker, clock, pulse, sessions, self.pulls, self.pops, tasks),
             "status": self.status,
             "pipeline": self.pipelines,
+            "transactions": self.transactions,
             "dead_letters": DeadLetters(broker, clock, pulse),
             "jobs": Jobs(broker, clock, tasks, settled),
             "table": sessions.table,
@@ -146,6 +153,8 @@ class Dispatcher:
         if changes.grown_queues:
             self.sessions.meter.grew(changes.grown_queues)
             self.pulls.wake(changes.grown_queues)
+            if self.on_grown is not None:
+                self.on_grown(changes.grown_queues)
         if changes.grown_queues or changes.ready_again or self._broker.view.has_spent_leases:
             self.pops.wake(changes)
 
@@ -173,11 +182,15 @@ class Dispatcher:
     def farewell(self, connection: Connection) -> None:
         """Forgets a connection that has ended, and all that waits for its client."""
         if self.connections.remove(connection):
-            self.pulls.drop(connection)
-            self.pops.drop(connection)
-            self.groups.drop(connection)
-            self.sessions.table.drop(connection)
-            self.sessions.questions.drop(connection)
+            self.forget(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Forgets all that a client waits for and has said about itself."""
+        self.pulls.drop(connection)
+        self.pops.drop(connection)
+        self.groups.drop(connection)
+        self.sessions.table.drop(connection)
+        self.sessions.questions.drop(connection)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -228,6 +241,24 @@ class Dispatcher:
             self.pulse.nudge()
         return handled
 
+    def handle_commands(self, connection: Connection, commands: Iterable[Command]) -> None:
+        """Handles requests that came in a form of their own, such as calls over gRPC, and were read together."""
+        now_ms = self._clock.now_ms()
+        try:
+            for command in commands:
+                denial = self._deny(connection, command) if self.gate.asks(command) else _ADMITTED
+                if denial is _ADMITTED and command.code in _SEND_CODES:
+                    self.sends.collect(connection, command, now_ms)
+                    continue
+                self.sends.write(connection, now_ms)
+                answer = self._answer(connection, command) if denial is _ADMITTED else denial
+                if answer is not None:
+                    connection.write(answer)
+        finally:
+            self.sends.write(connection, now_ms)
+            self.pops.write()
+            self.pulse.nudge()
+
     def _collect_signed(self, connection: Connection, frame: bytes, now_ms: int) -> bool:
         """Takes in a send of a user, if it is like nearly all others; returns whether it was."""
         send = decode_signed_send(frame)
@@ -266,8 +297,6 @@ class Dispatcher:
         method = self._methods.get(command.code)
         if method is None:
             remark = f"request code {command.code} is not supported"
-            if command.code == END_TRANSACTION:
-                remark = "transactions are not supported"
             return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         if len(command.body) > self._broker.limits.json_bytes_max:  # all bodies are JSON, sends apart
             size, limit = len(command.body), self._broker.limits.json_bytes_max

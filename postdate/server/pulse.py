@@ -238,11 +238,16 @@ class Pulse:
     def _retain_later(self) -> None:
         self._retain_timer = self._loop.call_later(self.broker.limits.retain_interval_ms / 1_000, self._retain)
 
+    def remove_old_files(self) -> int:
+        """Removes what is kept no longer; returns how many files. Raises LogFailed, OSError."""
+        removed = self.broker.retain(self.clock.now_ms())
+        if removed:
+            logger.info("removed %d old files", removed)
+        return removed
+
     def _retain(self) -> None:
         try:
-            removed = self.broker.retain(self.clock.now_ms())
-            if removed:
-                logger.info("removed %d old files", removed)
+            self.remove_old_files()
             self._logged.pop(_NOT_REMOVED, None)
         except (PostdateError, OSError) as error:
             self._log_once(_NOT_REMOVED, error)

@@ -9,10 +9,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from postdate.access.certificates import local_certificate
 from postdate.access.token import open_token
 from postdate.access.users import Users
 from postdate.broker.broker import Broker
@@ -33,6 +35,8 @@ from postdate.server.connection import Connection
 from postdate.server.connections import SWEEP_MS
 from postdate.server.dispatch import Dispatcher
 from postdate.server.masking import hide_credentials
+from postdate.server.peer import MakePeer
+from postdate.server.requests import transactions
 from postdate.server.sessions.meter import TICK_MS
 from postdate.server.table_place import find_place, is_allowed
 from postdate.server.tls_port import Handshakes, TlsPort, bind
@@ -51,6 +55,9 @@ _SOCKET_PATH_BYTES_MAX = 107  # Linux's
 ACCESS_MS = 1_000  # how often the server looks for users that another process has changed
 _BACKLOG = 1_024  # connections that wait to be accepted
 _SWITCH_S = 0.0005  # how long a thread that checks chunks or counts rows may delay the thread that fires
+
+
+Listeners = list[asyncio.Server] | list[TlsPort]
 
 
 class Server:
@@ -73,6 +80,7 @@ class Server:
         self._dispatcher: Dispatcher | None = None
         self.route_address = self.broker_address = ""
         self.vip_address: str | None = None
+        self.grpc_address: str | None = None
         self.parts_address = ""  # where bulk and pipeline beside the broker connect
 
     async def start(self) -> None:
@@ -97,8 +105,11 @@ class Server:
             self.parts_address = await self._listen_to_parts()
             if settings.vip_port >= 0:
                 self.vip_address = await self._listen("vip_port", settings.vip_port)
+            if settings.grpc_port >= 0:
+                self.grpc_address = await self._listen_to_grpc()
             # Last: a client that finds the route finds the broker.
             self.route_address = await self._listen("route_port", settings.route_port)
+            address.route_port = int(self.route_address.rpartition(":")[2])
         except BaseException:
             await self.stop()
             raise
@@ -109,6 +120,7 @@ class Server:
         self._every(_EXPIRE_EVERY_MS, dispatcher.groups.expire)
         self._every(_EXPIRE_EVERY_MS, dispatcher.pops.tick)
         self._every(TICK_MS, dispatcher.status.tick)
+        self._every(transactions.TICK_MS, dispatcher.transactions.tick)
         self._every(self.broker.limits.offsets_interval_ms, dispatcher.groups.write_offsets)
 
     def _look_at_table(self) -> None:
@@ -123,11 +135,46 @@ class Server:
             )  # fmt: skip
 
     async def _listen(self, name: str, port: int) -> str:
-        assert self._dispatcher is not None
         settings = self.broker.settings
-        make = partial(Connection, self._dispatcher, is_broker_port=name == "broker_port")
+        make = partial(Connection, self.dispatcher, is_broker_port=name == "broker_port")
+        opening = self._open(make, port, self._certificate, takes_plain=settings.tls != "enforcing")
+        return await self._bind(name, port, opening)
+
+    async def _listen_to_grpc(self) -> str:
+        """Listens for RocketMQ 5's clients, which speak TLS unless told otherwise: on this machine alone they get a
+        certificate that was made for it, where the broker has none. Their signatures can be used again by whoever reads
+        one, so on a network they are not taken without TLS, unless its operator has decided that.
+        """
+        from postdate.server.grpc.connection import GrpcConnection  # here: a broker without this port needs none of it
+        from postdate.server.grpc.service import GrpcService
+
+        settings, is_local = self.broker.settings, _is_loopback(self.broker.settings.host)
+        service = GrpcService(self.dispatcher, self.broker, self._clock)
+        certificate = self._certificate
+        if certificate is None and is_local and self._folder is not None:
+            certificate = self._local_certificate(self._folder)
+        takes_plain = settings.tls != "enforcing" and (is_local or settings.insecure)
+        opening = self._open(partial(GrpcConnection, service), settings.grpc_port, certificate, takes_plain=takes_plain)
+        address = await self._bind("grpc_port", settings.grpc_port, opening)
+        self._every(_EXPIRE_EVERY_MS, service.tick)
+        return address
+
+    def _local_certificate(self, folder: Path) -> Renewed | None:
+        """Returns a certificate for this machine, made once; None where what makes it is not installed."""
         try:
-            listeners = await self._open(make, port)
+            files = local_certificate(folder)
+        except UsageError as error:
+            logger.info("the gRPC port takes clients without TLS alone: %s", error)
+            return None
+        if self._handshakes is None:
+            self._handshakes = Handshakes(self.broker.limits)
+        return Renewed(files)
+
+    async def _bind(self, name: str, port: int, opening: Coroutine[Any, Any, Listeners]) -> str:
+        """Opens a port; returns its address. Raises UsageError."""
+        settings = self.broker.settings
+        try:
+            listeners = await opening
         except OSError as error:
             problem = f"cannot listen on port {port} of {settings.host} ({name}): {error.strerror or error}"
             if error.errno == errno.EADDRINUSE:
@@ -140,15 +187,17 @@ class Server:
         host, bound = listeners[0].sockets[0].getsockname()[:2]
         return address_text(host, bound)
 
-    async def _open(self, make: Callable[[], Connection], port: int) -> "list[asyncio.Server] | list[TlsPort]":
+    async def _open(
+        self, make: MakePeer, port: int, certificate: Renewed | None, *, takes_plain: bool
+    ) -> Listeners:  # fmt: skip
         settings, limits = self.broker.settings, self.broker.limits
-        if self._certificate is None:
+        if certificate is None:
             return [await asyncio.get_running_loop().create_server(make, settings.host, port, backlog=_BACKLOG)]
         assert self._handshakes is not None
         return [
             TlsPort(
-                listener, make, self.dispatcher.connections, self._certificate, self._handshakes, limits,
-                takes_plain=settings.tls == "permissive",
+                listener, make, self.dispatcher.connections, certificate, self._handshakes, limits,
+                takes_plain=takes_plain,
             )
             for listener in await bind(settings.host, port, _BACKLOG)
         ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 A TLS connection begins with the byte 0x16, a frame never does. We look at that byte before anything is read: handing a
 connection over to TLS later would lose what was read already. Until it is known who speaks how, a connection has no
-`Connection`; it counts as one all the same, and has handshake_ms_max for its first byte and its handshake together.
+`Peer`; it counts as one all the same, and has handshake_ms_max for its first byte and its handshake together.
 
 A handshake costs a millisecond of this thread, a hundred sends' worth. So it begins when the client's whole first
 record is there, and only one begins in each turn of the event loop: firing and other clients never wait for many.
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from postdate.config import Limits
 from postdate.errors import ProtocolError
 from postdate.message import Host
-from postdate.server.connection import Connection
 from postdate.server.connections import Connections
+from postdate.server.peer import MakePeer, Peer
 from postdate.tls import Renewed, reason_of
 from postdate.wire.ids import host_of, host_text
 
@@ -85,7 +85,7 @@ class TlsPort:
     """One listening socket. Made and used on the event loop."""
 
     def __init__(
-        self, listener: socket.socket, make: Callable[[], Connection], connections: Connections, certificate: Renewed,
+        self, listener: socket.socket, make: MakePeer, connections: Connections, certificate: Renewed,
         handshakes: Handshakes, limits: Limits, *, takes_plain: bool,
     ) -> None:  # fmt: skip
         self.sockets = (listener,)
@@ -158,7 +158,10 @@ class TlsPort:
             elif self._takes_plain:
                 await self._loop.connect_accepted_socket(self._make_one, peer)
             else:
-                complain("closing the connection of %s: it does not speak TLS, and tls is enforcing", host_text(host))
+                complain(
+                    "closing the connection of %s: it does not speak TLS, and this port takes nothing else",
+                    host_text(host),
+                )
                 return
             is_received = True
         except TimeoutError:
@@ -177,7 +180,7 @@ class TlsPort:
             if not is_received:
                 peer.close()
 
-    def _make_one(self) -> Connection:
+    def _make_one(self) -> Peer:
         connection = self._make()
         connection.has_place = True
         return connection

@@ -26,6 +26,7 @@ from postdate.message import (
     PROPERTY_KEYS,
     PROPERTY_MOVED,
     PROPERTY_UNIQ_KEY,
+    Ended,
     MovedFrom,
     once_window_ms,
     other_keys,
@@ -51,12 +52,16 @@ from postdate.state.once import Once
 from postdate.state.quotas import Quotas
 from postdate.state.references import References
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topics
+from postdate.state.transactions import CHECK, GIVE_UP, Half, Transactions
+from postdate.state.values import Values
 from postdate.state.wheel import CANCELLED, ELSEWHERE, LIVING, Due, Run, Waiting, Wheel
 from postdate.storage import record as records
 from postdate.storage.batch import (
     ACK,
     CANCEL,
+    COMMIT,
     GROUP,
+    HALF,
     INVISIBLE,
     JOB,
     MESSAGE,
@@ -69,6 +74,8 @@ from postdate.storage.batch import (
     SETTINGS,
     STAGE,
     TOPIC,
+    TRANSACTION,
+    VALUE,
     Batch,
 )
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks, Records
@@ -143,6 +150,7 @@ class Fold:
         # The tables.
         self.topics = Topics()
         self.groups = Groups()
+        self.values = Values()
         self.queues: list[Queue] = []  # by number
         self.near: list[int] = []  # by number: messages for that queue in the wheel
         self.untaken: list[int] = []  # by number: messages for it in the far queue, neither taken nor rescued
@@ -156,6 +164,7 @@ class Fold:
         self.quotas = Quotas()
         self.references = References(self.chunks, segment_shift)
         self.leases = Leases(self.references)
+        self.transactions = Transactions(self.references)
         # A record's bytes, from the log or a chunk; empty where it is gone.
         stored = Records(read, self.chunks)
         self.read = stored.read
@@ -170,7 +179,8 @@ class Fold:
             RESCUE: self._apply_rescue, TOPIC: self._apply_topic, GROUP: self._apply_group,
             OFFSETS: self._apply_offsets, SETTINGS: self._apply_settings, PIPELINE: self._apply_pipeline,
             POP: self._apply_pop, ACK: self._apply_ack, INVISIBLE: self._apply_invisible, JOB: self._apply_job,
-            MOVE: self._apply_move,
+            MOVE: self._apply_move, HALF: self._apply_half, COMMIT: self._apply_commit,
+            TRANSACTION: self._apply_transaction, VALUE: self._apply_value,
         }  # fmt: skip
         self.topics.put(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES, 6, {})
         self.make_queues()
@@ -387,7 +397,7 @@ class Fold:
         """When there is something to fire next: a message that is due, a lease that ends."""
         return min(self.wheel.next_due_at_ms, self.leases.next_at_ms)
 
-    # -- cancels and moves --------------------------------------------------------------------------------------
+    # -- moves --------------------------------------------------------------------------------------------------
 
     def _apply_move(self, batch: Batch, row: tuple[int, ...]) -> int:
         """Answers as for a message, or NOT_MOVED where it does not wait any more: then nothing has changed."""
@@ -404,6 +414,37 @@ class Fold:
         answer = self._apply_message(batch, row)
         self.moves.remember(source, topic, unique_key, offset, size)
         return answer
+
+    # -- transactions -------------------------------------------------------------------------------------------
+
+    def _apply_half(self, batch: Batch, row: tuple[int, ...]) -> int:
+        """Answers the number of the half."""
+        _, _, _, queue, check_at_ms, unique_hash, _, _, size, position, _ = row
+        number = self.transactions.opened_count
+        half = Half(batch.offset + position, size, queue, number, unique_hash, batch.at_ms, check_at_ms)
+        self.transactions.open(half)
+        return number
+
+    def _apply_commit(self, batch: Batch, row: tuple[int, ...]) -> Ended:
+        """The message of a half comes, if the half is open; otherwise nothing has changed."""
+        record = self._read(batch.offset + row[9], row[8])
+        answer = self.transactions.end(records.prepared_offset_of(record), is_committed=True)
+        if answer is Ended.COMMITTED:
+            self._apply_message(batch, row)
+        return answer
+
+    def _apply_transaction(self, batch: Batch, row: tuple[int, ...]) -> Ended | None:
+        """Answers how a half that is rolled back has ended."""
+        body = self._body(batch, row)
+        if body["call"] == CHECK:
+            self.transactions.note_checked(body["halves"], body["again"])
+        elif body["call"] == GIVE_UP:
+            self.transactions.give_up(body["halves"], batch.at_ms)
+        else:
+            return self.transactions.end(body["half"], is_committed=False)
+        return None
+
+    # -- cancels ------------------------------------------------------------------------------------------------
 
     def _apply_cancel(self, batch: Batch, row: tuple[int, ...]) -> CancelAnswer:
         return self.cancels.apply(self._body(batch, row), batch.offset + row[9], row[8], batch.at_ms)
@@ -581,6 +622,7 @@ class Fold:
             topic = self.topics.delete(body["name"])
             self.groups.forget_topic(body["name"])
             self.leases.forget_queues(topic.numbers if topic else (), batch.at_ms)
+            self.transactions.forget_queues(topic.numbers if topic else ())
             return sum(self.near[number] + self.untaken[number] for number in topic.numbers) if topic else 0
         self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"], batch.offset)
         self.make_queues()
@@ -598,6 +640,13 @@ class Fold:
         body = self._body(batch, row)
         for topic, queue_id, offset in body["offsets"]:
             self.groups.commit(body["group"], topic, queue_id, offset)
+
+    def _apply_value(self, batch: Batch, row: tuple[int, ...]) -> None:
+        body = self._body(batch, row)
+        if body["op"] == "delete":
+            self.values.delete(body["namespace"], body["key"])
+        else:
+            self.values.put(body["namespace"], body["key"], body["value"])
 
     # -- leases -------------------------------------------------------------------------------------------------
 
@@ -637,6 +686,8 @@ class Fold:
         """Answers whether the handle was good."""
         body = self._body(batch, row)
         key = (body["group"], body["number"], body["offset"])
+        if body.get("renewed"):
+            return self.leases.renew(key, body["popped_at_ms"], batch.at_ms + body["invisible_ms"])
         return self.leases.change(
             key, body["popped_at_ms"], batch.at_ms, batch.at_ms + body["invisible_ms"],
             reason=body.get("reason", ""), is_begun=not body.get("not_begun"),

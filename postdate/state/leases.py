@@ -124,6 +124,17 @@ class Leases:
             self._references.hold(lease.place)
         return True
 
+    def renew(self, key: Key, popped_at_ms: int, until_ms: int) -> bool:
+        """Lets a lease end later, for a consumer that is still at work: its handle stays good. False as with
+        `acknowledge`, and where the lease is over.
+        """
+        lease = self.by_key.get(key)
+        if lease is None or lease.popped_at_ms != popped_at_ms or lease.until_ms == OVER:
+            return False
+        self._take(key, lease)
+        self._lease(key, lease._replace(until_ms=until_ms))
+        return True
+
     def end_due(self, at_ms: int) -> set[tuple[str, int]]:
         """Ends every lease that is over by now, in the order in which they end. Returns the (group, queue number) that
         have messages ready again.

@@ -17,6 +17,7 @@ from postdate.faultpoint import reach
 from postdate.state.fold import Fold
 from postdate.state.index import Index
 from postdate.state.once import NO_IDS
+from postdate.state.transactions import NO_TRANSACTIONS
 from postdate.state.wheel import Run
 from postdate.storage import chunk as chunks
 from postdate.storage import snapshot
@@ -105,6 +106,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "lead_ms": fold.lead_ms,
         "topics": fold.topics.state(),
         "groups": fold.groups.state(),
+        "values": fold.values.state(),
         "leases": leases["leases"],
         "ready": leases["ready"],
         "spent": leases["spent"],
@@ -129,6 +131,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "jobs": fold.jobs.state(),
         "jobs_next": fold.jobs.next_number,
         "moved": fold.moves.count,
+        **fold.transactions.state(),
     }
 
 
@@ -241,10 +244,13 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     fold.lead_ms, fold.chunk_end, fold.rescued_count = state["lead_ms"], state["chunk_end"], state["rescued"]
     fold.topics.load(state["topics"])
     fold.groups.load(state["groups"])
+    fold.values.load(state.get("values", []))  # a snapshot of an earlier version has none
     # A snapshot of an earlier version knows nothing of leases.
     fold.leases.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
     fold.jobs.load(state.get("jobs_next", 0), state.get("jobs", []))
     fold.moves.count = state.get("moved", 0)
+    known = NO_TRANSACTIONS | state
+    fold.transactions.load(known["halves"], known["halves_opened"], known["halves_ended"])
     fold.near[:], fold.untaken[:] = state["near"], state["untaken"]  # in place: cancels and jobs share them
     references = fold.references
     references.held, references.seen, references.touched = (dict(state[name]) for name in ("held", "seen", "touched"))

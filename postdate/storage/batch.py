@@ -44,13 +44,19 @@ ALIGNMENT = 8
 
 # What a record is (column `kind` of ROW).
 MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE, POP, ACK, INVISIBLE, JOB, MOVE = range(1, 15)
+HALF, COMMIT, TRANSACTION = range(15, 18)
+VALUE = 18
 KIND_NAMES = {
     MESSAGE: "message", CANCEL: "cancel", STAGE: "stage", RESCUE: "rescue", TOPIC: "topic", GROUP: "group",
     OFFSETS: "offsets", SETTINGS: "settings", PIPELINE: "pipeline", POP: "pop", ACK: "ack", INVISIBLE: "invisible",
-    JOB: "job", MOVE: "move",
+    JOB: "job", MOVE: "move", HALF: "half", COMMIT: "commit", TRANSACTION: "transaction",
+    VALUE: "value",
 }  # fmt: skip
 
-MESSAGES = (MESSAGE, MOVE)  # kinds whose record is a message; a move's counts only if its message waited
+# Kinds whose record is a message that may come into a queue. A move's counts only if its message waited, a commit's
+# only if its half was open.
+MESSAGES = (MESSAGE, MOVE, COMMIT)
+PRODUCED = (*MESSAGES, HALF)  # kinds whose record is what a producer sent
 
 MORE_KEYS = 1  # a bit of `flags`: KEYS has more keys than the first; those stand in the record only
 

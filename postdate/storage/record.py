@@ -39,6 +39,7 @@ from postdate.message import (
     PROPERTY_KEYS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_UNIQ_KEY,
+    SYS_HALF,
     TRIES_MAX,
     Host,
     Message,
@@ -308,6 +309,17 @@ def reconsume_times_of(record: bytes) -> int:
     """Return how often a message was tried before it was stored, as a record says."""
     at = _BY_HOST_BITS[record[HOST_BITS_POSITION] & HOSTS_V6].reconsume_times_position
     return _sane_tries(_INT32.unpack_from(record, at)[0])
+
+
+def prepared_offset_of(record: bytes) -> int:
+    """Return where the half of a committed message stands in the log, as its record says."""
+    at = _BY_HOST_BITS[record[HOST_BITS_POSITION] & HOSTS_V6].reconsume_times_position + _INT32.size
+    return int(_INT64.unpack_from(record, at)[0])
+
+
+def is_half(record: bytes) -> bool:
+    """Whether a record is the half of a transaction, which no consumer may see."""
+    return bool(record[HOST_BITS_POSITION] & SYS_HALF)
 
 
 def _sane_tries(times: int) -> int:

@@ -24,6 +24,7 @@ _SETTINGS: dict[str, Any] = {
     "route_port": 0,
     "broker_port": 0,
     "vip_port": -1,
+    "grpc_port": -1,
     "segment_bytes": MIB,
     "batch_bytes_max": MIB,
     "shutdown_ms": 500,

@@ -14,6 +14,7 @@ from typing import Any
 from postdate.broker import Broker
 from postdate.broker.leasing import LeaseHandle
 from postdate.server.connection import Connection
+from postdate.server.peer import Peer
 from postdate.state.leases import OVER, Key, Lease
 from postdate.wire.requests import Request
 
@@ -54,7 +55,7 @@ class KeptLeases:
         """The messages that clients of a group have at this moment."""
         return [key for key, lease in self._broker.view.leases() if key[0] == group and _is_kept(lease)]
 
-    def end_abandoned(self, alive: Container[Connection], now_ms: int) -> None:
+    def end_abandoned(self, alive: Container[Peer], now_ms: int) -> None:
         """Lets the leases of connections that have ended last as long as was asked for, from now on."""
         view = self._broker.view
         for (group, number, offset), lease in view.leases():

@@ -33,8 +33,13 @@ class BrokerProcess:
         self.folder = Path(folder)
         self.data, self.log = self.folder / "data", self.folder / "broker.log"
         with _free_port() as route, _free_port() as port:
-            ports = {"route_port": route.getsockname()[1], "broker_port": port.getsockname()[1], "vip_port": -1}
-        self._settings = {**ports, "bulk_port": -1, "data": self.data, **settings}
+            ports = {
+                "route_port": route.getsockname()[1],
+                "broker_port": port.getsockname()[1],
+                "vip_port": -1,
+                "grpc_port": -1,
+            }
+        self._settings = {**ports, "vip_port": -1, "grpc_port": -1, "bulk_port": -1, "data": self.data, **settings}
         self._process: subprocess.Popen[str] | None = None
         self.start()
 

@@ -28,7 +28,8 @@ FLAG_ONEWAY = 2
 
 # Bits of a message's sys flag.
 SYS_COMPRESSED = 1
-SYS_TRANSACTION = 12  # 4 prepared, 8 committed, 12 rolled back
+SYS_COMMIT, SYS_ROLLBACK = 8, 12  # how a transaction ended
+SYS_TRANSACTION = 12  # both bits: 4 is its half
 
 # Bits of a pull's sys flag.
 PULL_COMMIT_OFFSET = 1

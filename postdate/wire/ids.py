@@ -3,6 +3,7 @@
 import base64
 import binascii
 import ipaddress
+import re
 from typing import NamedTuple
 
 from postdate.errors import ProtocolError
@@ -10,6 +11,7 @@ from postdate.message import INT64_MAX, PORT_MAX, Host
 
 _HANDLE_VERSION = "v1"
 _HANDLE_PARTS = 5
+_TRANSACTION_ID = re.compile(r"(?:[0-7][0-9A-Fa-f]{15}){2}")  # two numbers of 63 bits
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _HANDLE_CHARACTERS_MAX = 65_536  # a unique key may fill the properties, 32 KB, and base64 adds a third
 
@@ -46,6 +48,18 @@ def parse_message_id(text: str) -> tuple[Host, int]:
     return Host(address, port), offset
 
 
+def encode_transaction_id(offset: int, number: int) -> str:
+    """Returns the id by which a transaction is ended: upper-case hex of its half's place in the log and number."""
+    return f"{offset:016X}{number:016X}"
+
+
+def parse_transaction_id(text: str) -> tuple[int, int]:
+    """Returns the place and the number of a half. Raises ProtocolError for a text that no broker has handed out."""
+    if not _TRANSACTION_ID.fullmatch(text):
+        raise ProtocolError(f"transaction id {text[:64]!r}, expected 32 hex digits")
+    return int(text[:16], 16), int(text[16:], 16)
+
+
 def encode_recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_key: str) -> bytes:
     """Returns a recall handle as bytes: base64.urlsafe_b64encode by fewer calls, as every timed send needs one."""
     text = f"{_HANDLE_VERSION} {topic} {broker_name} {due_at_ms} {unique_key}"
@@ -54,12 +68,7 @@ def encode_recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_ke
 
 def parse_recall_handle(text: str) -> RecallHandle:
     """Raises ProtocolError for a text that no broker has handed out."""
-    if len(text) > _HANDLE_CHARACTERS_MAX:
-        raise ProtocolError(f"a recall handle of {len(text)} characters, the longest has {_HANDLE_CHARACTERS_MAX}")
-    try:
-        plain = base64.b64decode(text, altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError) as error:
-        raise ProtocolError("the recall handle is not base64 text") from error
+    plain = _read_base64(text, "recall handle")
     parts = plain.split(" ", _HANDLE_PARTS - 1)
     if len(parts) != _HANDLE_PARTS or parts[0] != _HANDLE_VERSION or not all(parts):
         raise ProtocolError(f"the recall handle says {plain[:64]!r}, expected 'v1 topic broker time key'")
@@ -68,6 +77,34 @@ def parse_recall_handle(text: str) -> RecallHandle:
         raise ProtocolError(f"the recall handle has the time {due[:32]!r}, expected epoch milliseconds")
     assert int(due) <= INT64_MAX
     return RecallHandle(topic, broker_name, int(due), unique_key)
+
+
+def encode_receipt_handle(topic: str, queue_id: int, offset: int, popped_at_ms: int) -> str:
+    """Returns the handle by which a consumer of RocketMQ 5 names a message that it has."""
+    text = f"{_HANDLE_VERSION} {queue_id} {offset} {popped_at_ms} {topic}"
+    return binascii.b2a_base64(text.encode(), newline=False).translate(_URL_SAFE).decode()
+
+
+def parse_receipt_handle(text: str) -> tuple[str, int, int, int]:
+    """Returns topic, queue id, offset and the instant of the pop. Raises ProtocolError for any other text."""
+    plain = _read_base64(text, "receipt handle")
+    parts = _RECEIPT.fullmatch(plain)
+    if parts is None:
+        raise ProtocolError(f"the receipt handle says {plain[:64]!r}, expected 'v1 queue offset time topic'")
+    return parts[4], int(parts[1]), int(parts[2]), int(parts[3])
+
+
+def _read_base64(text: str, what: str) -> str:
+    """Returns the text in a handle. Raises ProtocolError."""
+    if len(text) > _HANDLE_CHARACTERS_MAX:
+        raise ProtocolError(f"a {what} of {len(text)} characters, the longest has {_HANDLE_CHARACTERS_MAX}")
+    try:
+        return base64.b64decode(text, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise ProtocolError(f"the {what} is not base64 text") from error
+
+
+_RECEIPT = re.compile(_HANDLE_VERSION + r" ([0-9]{1,9}) ([0-9]{1,18}) (-?[0-9]{1,18}) (\S+)", re.ASCII)
 
 
 def host_of(address: str, port: int) -> Host:

@@ -26,6 +26,19 @@ def encode_cluster(broker: Broker) -> bytes:
     )
 
 
+def encode_no_replicas(log_end: int) -> bytes:
+    """Encodes how far the replicas of a broker are that has none, and so is nobody's replica either."""
+    as_replica = {
+        "masterAddr": None, "transferredByteInSecond": 0, "maxOffset": 0, "lastReadTimestamp": 0,
+        "lastWriteTimestamp": 0, "masterFlushOffset": 0,
+    }  # fmt: skip
+    report = {
+        "master": True, "masterCommitLogMaxOffset": log_end, "inSyncSlaveNums": 0, "haConnectionInfo": [],
+        "haClientRuntimeInfo": as_replica,
+    }  # fmt: skip
+    return orjson.dumps(report)
+
+
 def encode_producers(peers: Iterable[Peer]) -> bytes:
     return orjson.dumps({"connectionSet": [_connection(peer) for peer in peers]})
 

@@ -145,6 +145,13 @@ class Request(enum.IntEnum):
         (_must("group"), _must("offset", _NUMBER), _may("delayLevel", 0, _NUMBER), _may("originMsgId"),
          _may("originTopic"), _may("maxReconsumeTimes", None, _NUMBER)),
     )
+    END_TRANSACTION = _Row(
+        37, "transactions.end", rights.END_TRANSACTION,
+        (_may("topic"), _may("producerGroup"), _may("tranStateTableOffset", None, _NUMBER),
+         _must("commitLogOffset", _NUMBER), _must("commitOrRollback", _NUMBER),
+         _may("fromTransactionCheck", False, _FLAG), _may("msgId"), _may("transactionId")),
+        ("outcome",),
+    )
     GET_CONSUMER_LIST_BY_GROUP = _Row(
         38, "group.list_members", rights.LIST_MEMBERS,
         (_must("consumerGroup"), _may("topic")), answer_body="JSON: client ids",
@@ -215,8 +222,15 @@ class Request(enum.IntEnum):
     ADD_WRITE_PERM_OF_BROKER = _Row(
         327, "route.add_write", rights.CHANGE_CLUSTER, (_must("brokerName"),), ("addTopicCount",),
     )
-    GET_KV_CONFIG = _Row(101, "route.get_value", rights.OPEN, (_must("namespace"), _must("key")))
-    DELETE_KV_CONFIG = _Row(102, "route.delete_value", rights.OPEN, (_must("namespace"), _must("key")))
+    PUT_KV_CONFIG = _Row(
+        100, "values.put", rights.CHANGE_CLUSTER, (_must("namespace"), _must("key"), _must("value")),
+    )
+    GET_KV_CONFIG = _Row(101, "values.get", rights.LOOK_AT_CLUSTER, (_must("namespace"), _must("key")), ("value",))
+    DELETE_KV_CONFIG = _Row(102, "values.delete", rights.DELETE_VALUE, (_must("namespace"), _must("key")))
+    GET_KVLIST_BY_NAMESPACE = _Row(
+        219, "values.list_all", rights.LOOK_AT_CLUSTER, (_must("namespace"),), answer_body="JSON: values by key",
+    )
+    UPDATE_NAMESRV_CONFIG = _Row(318, "status.change_settings", rights.CHANGE_CLUSTER, body="lines of name=value")
     GET_NAMESRV_CONFIG = _Row(319, "status.get_settings", rights.LOOK_AT_CLUSTER, answer_body="lines of name=value")
     UPDATE_BROKER_CONFIG = _Row(25, "status.change_settings", rights.CHANGE_CLUSTER, body="lines of name=value")
     GET_BROKER_CONFIG = _Row(
@@ -225,6 +239,12 @@ class Request(enum.IntEnum):
     GET_BROKER_RUNTIME_INFO = _Row(
         28, "status.get_figures", rights.LOOK_AT_CLUSTER, answer_body="JSON: names and values",
     )
+    GET_BROKER_HA_STATUS = _Row(
+        907, "status.get_replicas", rights.LOOK_AT_CLUSTER, answer_body="JSON: how far replicas are: there are none",
+    )
+    CLEAN_EXPIRED_CONSUMEQUEUE = _Row(306, "status.remove_expired", rights.CHANGE_CLUSTER, (), ("removed",))
+    CLEAN_UNUSED_TOPIC = _Row(316, "status.remove_expired", rights.CHANGE_CLUSTER, (), ("removed",))
+    DELETE_EXPIRED_COMMITLOG = _Row(329, "status.remove_expired", rights.CHANGE_CLUSTER, (), ("removed",))
     VIEW_BROKER_STATS_DATA = _Row(
         315, "status.get_rates", rights.LOOK_AT_CLUSTER, (_must("statsName"), _must("statsKey")),
         answer_body="JSON: counts of a minute, an hour and a day",
@@ -343,6 +363,15 @@ class Request(enum.IntEnum):
          _may("by", None, _NUMBER), _may("only", False, _FLAG)),
         answer_body="JSON: what became of each message",
     )
+    GET_TRANSACTIONS = _Row(
+        9_830, "transactions.list_open", rights.LOOK_AT_CLUSTER,
+        (_may("id"), _may("topic"), _may("after", -1, _NUMBER), _may("limit", 100, _NUMBER)),
+        answer_body="JSON: transactions that are open",
+    )
+    RESOLVE_TRANSACTION = _Row(
+        9_831, "transactions.end_by_operator", rights.CHANGE_CLUSTER, (_must("id"), _must("commit", _FLAG)),
+        ("outcome",),
+    )
     AUTH_CREATE_USER = _Row(
         3_001, "access.create_user", rights.CHANGE_CLUSTER, (_must("username"),), body="JSON: a user with its password",
     )
@@ -396,14 +425,12 @@ REQUESTS = {int(request): request for request in Request}
 class ClientRequest(enum.IntEnum):
     """A request that the broker sends to a client. Beside these it hands on 307 and 309, which operators ask it."""
 
+    CHECK_TRANSACTION_STATE = 39
     NOTIFY_CONSUMER_IDS_CHANGED = 40
     # Ours, to the process that has attached as the reader of the table.
     FIND_IN_TABLE = 9_809
     COUNT_TABLE = 9_811
     FIND_KEY_IN_TABLE = 9_826
-
-
-END_TRANSACTION = 37  # not answered: transactions are not supported
 
 
 def _read_field(request: Request, field: Field, fields: Mapping[str, Any]) -> Any:

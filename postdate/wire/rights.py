@@ -192,6 +192,7 @@ OPEN = Right(RightKind.OPEN)
 INTERNAL = Right(RightKind.INTERNAL)
 
 PUBLISH = ruled(of_topic(PUB))
+END_TRANSACTION = ruled(also="Topic Pub, of the transaction's message")
 READ_QUEUE = ruled(of_group(SUB), of_topic(SUB))
 READ_OFFSET = ruled(of_group(SUB, GET), of_topic(SUB, GET))
 WRITE_OFFSET = ruled(of_group(SUB, UPDATE), of_topic(SUB, UPDATE))
@@ -225,4 +226,5 @@ FINISH_LETTERS = ruled(body=of_dead_letters, also="Group Sub or Update", is_chan
 LOOK_AT_CLUSTER = ruled(of_cluster(GET))
 READ_BULK_TOPIC = ruled(of_topic(SUB), also="Cluster Get without a topic")
 CHANGE_CLUSTER = ruled(of_cluster(UPDATE), is_change=True)
+DELETE_VALUE = ruled(also="Cluster Update where there is a value", is_change=True)
 JOB = ruled(body=of_job, also="Cluster Get to look, Cluster Update to change; internal to decide and follow")

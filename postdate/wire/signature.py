@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 ACCESS_KEY, SECURITY_TOKEN, SIGNATURE = "AccessKey", "SecurityToken", "Signature"
+CALL_SCHEME = "MQv2-HMAC-SHA1"  # of calls over gRPC
 
 
 class Credentials(NamedTuple):
@@ -24,6 +25,28 @@ class Credentials(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Credentials({self.access_key!r}, ...)"  # no secret reaches a log or a traceback
+
+
+class CallCredentials(NamedTuple):
+    """Who has made a call over gRPC, which RocketMQ 5's clients sign by the time that they send along."""
+
+    access_key: str
+    signature: bytes  # HMAC-SHA1 of the time
+    date_time: str
+
+
+def parse_authorization(text: str, date_time: str) -> CallCredentials | None:
+    """Returns who says to have made a call; None for what is no authorization of RocketMQ's. Some clients name a region
+    and a service behind the access key, and some write hex in upper case.
+    """
+    scheme, _, rest = text.strip().partition(" ")
+    words = dict(part.strip().partition("=")[::2] for part in rest.split(","))
+    access_key = words.get("Credential", "").partition("/")[0]
+    try:
+        signature = bytes.fromhex(words.get("Signature", ""))
+    except ValueError:
+        return None
+    return CallCredentials(access_key, signature, date_time) if scheme == CALL_SCHEME and access_key else None
 
 
 def sign(fields: Mapping[str, Any], body: bytes, credentials: Credentials) -> dict[str, Any]:
@@ -99,6 +122,11 @@ class SigningKey:
         inner.update(content)
         outer.update(inner.digest())
         return compare_digest(b64encode(outer.digest()), found)
+
+    def has_signed(self, credentials: CallCredentials) -> bool:
+        """Whether a call carries the signature that this secret makes."""
+        expected = digest(self._secret_key.encode(), credentials.date_time.encode(errors="replace"), "sha1")
+        return compare_digest(expected, credentials.signature)
 
 
 def _order(fields: Mapping[str, Any]) -> _Order:

@@ -1,11 +1,12 @@
 """Self-signed certificates."""
 
+import os
 import ssl
 from pathlib import Path
 
 import pytest
 
-from postdate.access.certificates import make_certificate
+from postdate.access.certificates import LOCAL_FOLDER, local_certificate, make_certificate
 from postdate.errors import UsageError
 from postdate.tls import CERTIFICATE_FILE, KEY_FILE
 
@@ -49,3 +50,33 @@ def test_a_certificate_that_is_there_stays(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists: remove it, or use it"):
         make_certificate(tmp_path, ["localhost"])
     assert (tmp_path / CERTIFICATE_FILE).read_bytes() == before
+
+
+def test_the_certificate_of_this_machine_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    files = local_certificate(tmp_path)
+    before = Path(files.certificate).read_bytes()
+    assert local_certificate(tmp_path) == files
+    assert Path(files.certificate).read_bytes() == before
+    assert Path(files.certificate).parent == tmp_path / LOCAL_FOLDER
+    assert (tmp_path / LOCAL_FOLDER).stat().st_mode & 0o777 == 0o700
+    assert Path(files.key).stat().st_mode & 0o777 == 0o600
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files.certificate, files.key)
+    client = ssl.create_default_context(cafile=files.certificate)
+    for name in ("localhost", "127.0.0.1", "::1"):
+        shake_hands(server, client, name)
+
+
+def test_an_old_certificate_of_this_machine_is_made_anew(tmp_path: Path) -> None:
+    files = local_certificate(tmp_path)
+    before = Path(files.certificate).read_bytes()
+    soon_over_s = Path(files.certificate).stat().st_mtime - 740 * 86_400
+    os.utime(files.certificate, (soon_over_s, soon_over_s))
+    local_certificate(tmp_path)
+    assert Path(files.certificate).read_bytes() != before
+
+
+def test_half_a_certificate_of_this_machine_is_made_anew(tmp_path: Path) -> None:
+    files = local_certificate(tmp_path)
+    Path(files.key).unlink()
+    assert Path(local_certificate(tmp_path).key).exists()

@@ -2,12 +2,30 @@
 
 import io
 import os
+from pathlib import Path
 
 import pytest
 
+from benchmarks.bench import Bench
 from benchmarks.rocketmq.comparison import Comparison, Goal, markdown
-from benchmarks.rocketmq.measures import measures, within
-from benchmarks.rocketmq.program import figures_in, followed
+from benchmarks.rocketmq.duel import Duel, run_command
+from benchmarks.rocketmq.libraries import Unusable
+from benchmarks.rocketmq.measures import Row, measures, within
+from benchmarks.rocketmq.program import Failed, figures_in, followed
+from benchmarks.rocketmq.systems import NotStarted
+
+
+class Named:
+    """A system that nobody starts."""
+
+    route_address = broker_address = grpc_address = ""
+    pid = 0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def signal(self, number: int) -> None:
+        raise AssertionError(number)
 
 
 def test_figures_are_read_from_their_lines_only() -> None:
@@ -62,6 +80,58 @@ def test_the_table_shows_both_their_ratio_and_what_is_to_be_reached() -> None:
         "| early | 0 | 0 |  | <= 0 | yes |",
         "| worst | 3 ms | 6 ms | 0.5x |  |  |",
     ]
+
+
+def test_what_only_postdate_was_measured_in_has_no_ratio() -> None:
+    found = Comparison("idle", "MB", [12.0, 10.0], [], within(11.5))
+    assert found.cells() == ("idle", "11 MB (10 - 12)", "", "", "<= 11.5", "yes")
+    assert found.as_json()["rocketmq_median"] is None
+    with pytest.raises(AssertionError, match="to nothing"):
+        Goal(1.5).is_met(1.0, None)
+
+
+def test_a_row_of_one_system_alone_is_no_comparison(tmp_path: Path) -> None:
+    """As when a run is interrupted."""
+    memory, rate, lost = (Row(name, name, "") for name in ("memory", "rate", "lost"))
+    duel = Duel(Bench(tmp_path, 1, 1.0))
+    for row, name, value in [
+        (memory, "Postdate", 1.0), (memory, "RocketMQ", 2.0), (rate, "RocketMQ", 3.0), (rate, "Postdate", 4.0),
+        (rate, "RocketMQ", 5.0), (lost, "Postdate", 6.0),
+    ]:  # fmt: skip
+        duel.note(row, Named(name), value)
+    assert duel.comparisons([memory]) == [
+        Comparison("rate", "", [4.0], [3.0, 5.0]),
+        Comparison("memory", "", [1.0], [2.0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        ([], 0),
+        ([Comparison("sends", "", [2.0], [1.0], Goal(1.5))], 0),
+        ([Comparison("sends", "", [1.0], [1.0], Goal(1.5)), Comparison("more", "", [1.0], [1.0])], 1),
+        (Failed("no answer"), 2),
+        (NotStarted("no broker"), 2),
+        (Unusable("no Java"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_a_command_tells_by_its_exit_code(
+    found: list[Comparison] | BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def work() -> list[Comparison]:
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    assert run_command("some", work) == code
+    assert ("benchmarks.some: " in capsys.readouterr().err) == (code > 1)
 
 
 def test_no_two_measures_share_a_line_of_the_table() -> None:

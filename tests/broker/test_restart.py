@@ -45,6 +45,9 @@ def busy(data: Data, broker: Broker) -> None:
     broker.put_group("brief", {}, T0)
     broker.delete_group("brief", T0)
     broker.commit_offsets("g", [(TOPIC, 0, 1)], T0)
+    broker.values.put("n", "kept", "x", T0)
+    broker.values.put("n", "brief", "x", T0)
+    broker.values.delete("n", "brief", T0)
     due = T0 + FAR_MS
     send(broker, T0, *[message(f"now{n}", tag="t") for n in range(10)])
     send(broker, T0, *[message(f"near{n}", unique=f"n{n}", due=T0 + 1_000 + n % 3) for n in range(10)])

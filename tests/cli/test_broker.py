@@ -603,9 +603,20 @@ def test_a_group_has_delays_and_attempts_of_its_own(capsys: Capsys) -> None:
     assert (shown["retry_delays_ms"], shown["attempts"]) == ([10_000, 60_000, 600_000], 1)
     run(capsys, "group", "update", "g", "--retry", "default")
     assert "retry    1 attempt, after the delays of the broker" in run(capsys, "group", "show", "g")
-    assert_refused(capsys, 2, "give --retry or --attempts", "group", "update", "g")
+    assert_refused(capsys, 2, "give --retry, --attempts or --in-order", "group", "update", "g")
     assert_refused(capsys, 1, "there is no group h", "group", "update", "h", "--attempts", 2)
     assert_refused(capsys, 3, "retryDelaysMs of group 'g' has", "group", "update", "g", "--retry", "1s,900d")
+
+
+@pytest.mark.usefixtures("served")
+def test_a_group_may_want_the_messages_of_a_queue_in_order(capsys: Capsys) -> None:
+    run(capsys, "group", "create", "g", "--in-order", "yes")
+    assert "order    the messages of a queue come in order" in run(capsys, "group", "show", "g")
+    run(capsys, "group", "update", "g", "--attempts", 1)
+    assert run_json(capsys, "group", "show", "g")["in_order"] is True
+    run(capsys, "group", "update", "g", "--in-order", "no")
+    assert run_json(capsys, "group", "show", "g")["in_order"] is False
+    assert not [line for line in run(capsys, "group", "show", "g") if line.startswith("order")]
 
 
 @pytest.mark.usefixtures("served")
@@ -709,6 +720,47 @@ def test_dead_letters_are_listed_shown_resent_and_deleted(served: Served, capsys
     ]
     assert run(capsys, "dead", "list", "billing", *address) == ["no dead letters"]
     assert_refused(capsys, 1, "has no such dead letter", "dead", "delete", "billing", "--all", "--yes", *address)
+
+
+def open_half(served: Served, number: int, topic: str = "orders") -> None:
+    properties: dict[str, Any] = {
+        "UNIQ_KEY": f"ID{number}", "KEYS": f"order-{number}", "TRAN_MSG": "true", "PGROUP": "billing",
+    }  # fmt: skip
+    with connected(served) as peer:
+        make_topic(peer, topic)
+        sent(peer, topic, f"half {number}", sys_flag=4, **properties)
+
+
+def test_transactions_are_listed_shown_committed_and_rolled_back(served: Served, capsys: Capsys) -> None:
+    address = ("--addr", served.address)
+    assert run(capsys, "transaction", "list", *address) == ["no transactions are open"]
+    for number in range(3):
+        open_half(served, number, "other" if number == 1 else "orders")
+    head, *rows = run(capsys, "transaction", "list", *address)
+    assert head.split() == ["id", "topic", "group", "message", "since", "checks", "next", "check"]
+    ids = [row.split()[0] for row in rows]
+    assert [row.split()[1:4] for row in rows] == [
+        ["orders", "billing", "ID0"], ["other", "billing", "ID1"], ["orders", "billing", "ID2"],
+    ]  # fmt: skip
+    assert run(capsys, "transaction", "list", "--limit", "1", *address)[-1] == "and more: --limit 2 shows them"
+    assert run(capsys, "transaction", "list", "--given-up", *address) == ["no transactions are given up"]
+    (other,) = [json.loads(line) for line in run(capsys, "transaction", "list", "--topic", "other", "--json", *address)]
+    assert (other["id"], other["messageId"], other["checks"], other["givenUp"]) == (ids[1], "ID1", 0, 0)
+    shown = [line.split() for line in run(capsys, "transaction", "show", ids[0], *address)]
+    assert ["message", "ID0"] in shown
+    assert ["body", '"half', '0"'] in shown
+    assert "the half of a transaction that is open" in run(capsys, "find", "orders", "ID0", *address)[0]
+
+    assert_refused(capsys, 2, "cannot be taken back: give --yes", "transaction", "commit", ids[0], *address)
+    assert run(capsys, "transaction", "commit", ids[0], "--yes", *address) == ["the transaction was committed"]
+    assert run(capsys, "transaction", "commit", ids[0], "--yes", *address) == ["the transaction was committed before"]
+    ended = run_json(capsys, "transaction", "rollback", ids[0], "--yes", *address, code=1)
+    assert ended == {"id": ids[0], "outcome": "already_committed"}
+    assert run(capsys, "transaction", "rollback", ids[1], "--yes", *address) == ["the transaction was rolled back"]
+    assert_refused(capsys, 1, "the transaction was rolled back before", "transaction", "show", ids[1], *address)
+    assert_refused(capsys, 1, "is not known, or not any more", "transaction", "show", "0" * 32, *address)
+    assert_refused(capsys, 3, "expected 32 hex digits", "transaction", "show", "ID2", *address)
+    assert [message["body"] for message in consumed(capsys, "orders", 1, *address)] == ["half 0"]
 
 
 def test_a_group_is_reset_after_a_preview(served: Served, capsys: Capsys) -> None:

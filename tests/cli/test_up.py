@@ -26,7 +26,7 @@ from tests.support.certificates import Authority, Pair
 from tests.support.files import open_to_others
 
 WAIT_S = 30
-FREE_PORTS = ("--route-port", "0", "--broker-port", "0", "--vip-port", "0", "--bulk-port", "-1")  # -1: nor Spark
+FREE_PORTS = ("--route-port", "0", "--broker-port", "0", "--vip-port", "0", "--grpc-port", "-1", "--bulk-port", "-1")
 SMALL_FILES = ("--segment-bytes", "64KiB", "--batch-bytes-max", "64KiB")
 
 Start = Callable[..., "subprocess.Popen[str]"]

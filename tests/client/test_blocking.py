@@ -490,7 +490,7 @@ def test_an_interrupt_ends_waiting_for_a_message(client: Client) -> None:
 
 
 def test_a_consumer_goes_on_when_the_server_is_back(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1}
+    settings: dict[str, Any] = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1, "grpc_port": -1}
     found: list[bytes] = []
     with postdate.connect(f"127.0.0.1:{settings['route_port']}", timeout=1.0) as client:
 

@@ -7,8 +7,8 @@ A page is read line by line for fenced blocks, tables and headings. What each bl
                output. Long ones (NOT_RUN) need only be there. `# exit 1` behind a command: it ends with that code, and
                what it complains about is output too.
     sh         the same without `$ ` and without output
-    java       equal to a file of tests/interop/java/src, or to its lines between `// begin NAME` and `// end NAME`;
-               scripts/interop compiles and runs that file
+    java       equal to a file of tests/interop/java/src or tests/interop/grpc/java/src, or to its lines between
+               `// begin NAME` and `// end NAME`; scripts/interop compiles and runs that file
     json       must be JSON
     toml       must be a file of settings, or one of credentials
     text       a picture
@@ -144,7 +144,8 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     )
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI, OPERATIONS}
-JAVA = ROOT / "tests" / "interop" / "java" / "src"
+INTEROP = ROOT / "tests" / "interop"
+JAVA = (INTEROP / "java" / "src", INTEROP / "grpc" / "java" / "src")  # with what runs it: java.py, grpc_java.py
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # Named in the pages and made later.
@@ -453,7 +454,7 @@ def printed_by_up(argv: list[str]) -> list[str]:
     """What a broker prints from start to stop, with the usual ports for those that it got."""
     folder = Path("up")
     folder.mkdir(exist_ok=True)
-    ports = {"POSTDATE_ROUTE_PORT": "0", "POSTDATE_BROKER_PORT": "0", "POSTDATE_VIP_PORT": "0"}
+    ports = {f"POSTDATE_{name}_PORT": "0" for name in ("ROUTE", "BROKER", "VIP", "GRPC")}
     ports["POSTDATE_BULK_PORT"] = str(free_port())
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment() | ports, cwd=folder) as process:
         assert process.stdout is not None
@@ -470,8 +471,8 @@ def as_usual(printed: list[str]) -> list[str]:
     text = "\n".join(printed)
     usual = Settings()
     found = re.findall(r"(?<=127\.0\.0\.1:)[0-9]+", text)
-    shown_ports = (usual.route_port, usual.broker_port, usual.vip_port, usual.bulk_port)
-    for port, shown in zip(found[:4], shown_ports, strict=True):
+    shown_ports = (usual.route_port, usual.broker_port, usual.vip_port, usual.grpc_port, usual.bulk_port)
+    for port, shown in zip(found[: len(shown_ports)], shown_ports, strict=True):
         text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{shown}")
     return text.replace(f" --addr 127.0.0.1:{usual.route_port}", "").splitlines()
 
@@ -518,9 +519,12 @@ def pattern_of(line: str) -> str:
 def check_java(block: Block, place: str) -> None:
     """Somebody else runs it: here it need only be the same."""
     text = "\n".join(block.lines).strip()
-    files = [file for file in sorted(JAVA.glob("*.java")) if text in java_texts(file.read_text())]
-    assert files, f"{place} equals no file of {JAVA.relative_to(ROOT)}, and no region of one"
-    run = (JAVA.parent.parent / "java.py").read_text()
+    sources = [file for folder in JAVA for file in sorted(folder.glob("*.java"))]
+    files = [file for file in sources if text in java_texts(file.read_text())]
+    assert files, (
+        f"{place} equals no file of {' and '.join(str(each.relative_to(ROOT)) for each in JAVA)}, and no region"
+    )
+    run = "".join((INTEROP / name).read_text() for name in ("java.py", "grpc_java.py"))
     assert any(f'"{file.stem}"' in run for file in files), f"{place}: scripts/interop does not run {files[0].name}"
 
 
@@ -629,7 +633,7 @@ def test_settings_that_change_while_the_broker_runs_are_named() -> None:
 # What they bound is no client's doing, or no amount of anything.
 NOT_BY_CLIENTS = {
     "batch_bytes_max", "delay_ms_max", "rescue_blocks_max", "fire_pause_ms_max", "retry_times_max",
-    "invisible_ms_max", "pipeline_pause_ms_max",
+    "invisible_ms_max", "pipeline_pause_ms_max", "transaction_check_times_max",
 }  # fmt: skip
 
 
@@ -1156,6 +1160,8 @@ def write_every_record(data: Data) -> None:
     broker.put_group("readers", {"retries": 3}, T0)
     broker.delete_group("writers", T0)
     broker.commit_offsets("readers", [(TOPIC, 0, 0)], T0)
+    broker.values.put("mine", "colour", "red", T0)
+    broker.values.delete("mine", "colour", T0)
     broker.cancel(TOPIC, "nobody", T0 + HOUR_MS, T0)
     staged = message("staged", due=T0 + HOUR_MS)
     ticket = send(broker, T0, staged, message("rescued", due=T0 + MINUTE_MS), message("soon", due=T0 + SECOND_MS))
@@ -1165,6 +1171,14 @@ def write_every_record(data: Data) -> None:
     (found,) = [each for each in broker.find(TOPIC, "moved") if each is not None]
     place = MovedFrom(found.due_at_ms, found.arrival, found.is_near)
     settled(broker, broker.moves.move([Source(found.record, place, T0 + HOUR_MS)], T0))
+    half = message("half", unique="half", TRAN_MSG="true", PGROUP="producers")
+    place_of_half = broker.transactions.write_half(broker.transactions.prepare_half(half, T0), T0).offsets[0]
+    broker.flush()
+    broker.transactions.note_checked(broker.transactions.take_due_checks(T0 + MINUTE_MS), T0)
+    settled(broker, broker.transactions.end(place_of_half, T0, is_commit=True))
+    rolled_back = broker.transactions.write_half(broker.transactions.prepare_half(half, T0), T0).offsets[0]
+    broker.flush()
+    settled(broker, broker.transactions.end(rolled_back, T0, is_commit=False))
     advance(broker, T0 + MINUTE_MS)
     queue = broker.fold.topics.get(TOPIC).numbers[0]
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])
@@ -1199,6 +1213,7 @@ def pop_everything(broker: Broker) -> None:
     ask = PopRequest("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
     popped = settled(broker, broker.leases.pop(ask, at_ms))
     handles = [LeaseHandle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
+    settled(broker, broker.leases.renew("readers", handles[0], MINUTE_MS, at_ms))
     settled(broker, broker.leases.fail("readers", handles[0], [MINUTE_MS], "why", at_ms))
     settled(broker, broker.leases.change_invisible("readers", handles[0], MINUTE_MS, at_ms, is_begun=False))
     failed = FailedMessage(TOPIC, 0, handles[0].offset, 0, "why")
@@ -1280,6 +1295,12 @@ def test_a_gap_in_a_command_is_filled_from_the_output_before() -> None:
     Console().run(
         ["$ python -c 'print(\"got 42 apples\")'", "got 4... apples", "$ python -c 'assert ... == 2'"], "page:1"
     )
+
+
+def test_the_python_of_another_client_is_the_program_that_is_run() -> None:
+    source = (INTEROP / "grpc" / "python" / "quick_start.py").read_text()
+    assert f"```text\n{source}```" in (ROOT / "docs" / "grpc.md").read_text()
+    assert '"quick_start.py"' in (INTEROP / "grpc_python.py").read_text()
 
 
 def test_java_that_nobody_compiles_is_noticed() -> None:

@@ -17,6 +17,8 @@ COPY = "org.apache.maven.plugins:maven-dependency-plugin:copy-dependencies"  # i
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Drocketmq.log.level=warn")
 BINARY = "-Drocketmq.serialize.type=ROCKETMQ"
 
+# Producers are asked about open transactions within seconds.
+ASKING = PLAIN | {"transaction_timeout_ms": "1s", "transaction_check_interval_ms": "2s"}
 FAR = SHORT | {"fresh_queue_bytes": "0"}  # without fresh queues a group begins where it says
 
 POPPER = (sys.executable, str(FOLDER / "popper.py"))
@@ -26,6 +28,7 @@ PROGRAMS = (
     Program("one group with our own client", "Mixed", PLAIN, POPPER),
     Program("retries and dead letters", "Retries", FAR),
     Program("killed and restarted", "Restart", PLAIN),
+    Program("transactions", "Transactions", ASKING),
     Program("popping", "Pops", PLAIN | {"retry_times_max": "1"}),
     Program("the documentation's pair", "Classic", PLAIN),
     Program("groups: share, order, broadcast, tags", "Groups", PLAIN),

@@ -6,7 +6,6 @@ from pathlib import Path
 from program import HERE, PLAIN, SHORT, Access, Language, Program, fetch
 
 FOLDER = HERE / "node"
-STAMP = FOLDER / "node_modules" / "stamp"
 
 # Long ones first.
 PROGRAMS = (
@@ -18,12 +17,17 @@ PROGRAMS = (
 
 
 def build() -> None:
-    """Not again while the lock file stays the same."""
-    stamp = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
-    if STAMP.is_file() and STAMP.read_text() == stamp:
+    fetch_packages(FOLDER)
+
+
+def fetch_packages(folder: Path) -> None:
+    """What a folder's lock file names; not again while it stays the same."""
+    stamped = folder / "node_modules" / "stamp"
+    stamp = hashlib.sha256((folder / "package-lock.json").read_bytes()).hexdigest()
+    if stamped.is_file() and stamped.read_text() == stamp:
         return
-    fetch(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retry-maxtimeout=20000"], FOLDER)
-    STAMP.write_text(stamp)
+    fetch(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retry-maxtimeout=20000"], folder)
+    stamped.write_text(stamp)
 
 
 def command(program: Program, route: str, _: Path, __: Access) -> list[str]:

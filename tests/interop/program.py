@@ -23,12 +23,21 @@ INSTALLING = threading.Lock()  # languages are built at the same time, and apt-g
 PLAIN = {"segment_bytes": "16MiB"}
 SHORT = PLAIN | {"lead_ms": "1s", "message_delay_level": "1s 2s 1s 2s 3s 4s"}
 
+# Of programs for gRPC, which do all that their client can, one part after the other.
+GRPC_SETTINGS = PLAIN | {"transaction_timeout_ms": "1s", "transaction_check_interval_ms": "2s"}
+GRPC_TOPICS = ("messages", "delays", "order", "transactions", "retries", "restart")
+GRPC_GROUPS = (
+    ("order-push", "--in-order", "yes", "--retry", "1s,2s", "--attempts", "3"),
+    ("retries-push", "--retry", "1s,2s", "--attempts", "3"),
+)
+
 # What tools of all languages say when it is the registry's fault, or that of the way there.
 UNREACHABLE = (
     "Unknown host", "Temporary failure in name resolution", "Connect to ", "Connection refused", "Connection reset",
     "Connection timed out", "connect timed out", "Read timed out", "No route to host", "Network is unreachable",
     "Could not transfer", "failed to transfer", "Remote host terminated", "Service Unavailable",
     "dial tcp", "no such host", "i/o timeout", "TLS handshake timeout", "502 Bad Gateway",
+    "Could not resolve host",
     "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "socket hang up",
 )  # fmt: skip
 
@@ -45,7 +54,9 @@ class Program(NamedTuple):
     arguments: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()  # of what runs it, before its name
     topics: tuple[str, ...] = ()  # made beforehand, as an operator would
+    groups: tuple[tuple[str, ...], ...] = ()  # too: the name, and flags of postdate group create
     is_always_signed: bool = False  # whether it is also run signed where nobody asks for it
+    is_always_tls: bool = False  # whether it is also run over TLS where nobody asks for it
     is_plain_only: bool = False  # its text stands in the documentation, where nobody signs
 
 
@@ -62,7 +73,12 @@ class Access(NamedTuple):
         if self.user:
             found |= {"INTEROP_ACCESS_KEY": self.user, "INTEROP_SECRET_KEY": self.secret}
             found |= {"POSTDATE_ACCESS_KEY": self.user, "POSTDATE_SECRET_KEY": self.secret}
-        return found | {"POSTDATE_CA_FILE": self.ca_file} if self.ca_file else found
+        if self.ca_file:
+            found |= {"INTEROP_CA_FILE": self.ca_file, "POSTDATE_CA_FILE": self.ca_file}
+            found["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = (
+                self.ca_file
+            )  # clients on gRPC's libraries have no other setting
+        return found
 
 
 class Language(NamedTuple):
@@ -70,13 +86,18 @@ class Language(NamedTuple):
 
     name: str
     client: str
-    tools: Mapping[str, str]  # what must be on the PATH, and the Debian package that has it
+    tools: Mapping[str, str]  # what must be on the PATH, and the Debian package that has it, or several: "a or b"
     build: Callable[[], None]  # fetches the client, compiles the programs; raises Unusable and Unreachable
     # By program, address of the broker, a folder for its files, and how it reaches the broker.
     command: Callable[[Program, str, Path, Access], list[str]]
     programs: tuple[Program, ...]
     no_tls: str = ""  # why its client cannot speak TLS
     is_signing: bool = True
+    is_grpc: bool = False  # its programs get the address of the broker's gRPC port
+
+
+def grpc_program(title: str) -> Program:
+    return Program(title, "Grpc", GRPC_SETTINGS, topics=GRPC_TOPICS, groups=GRPC_GROUPS)
 
 
 class Unusable(Exception):
@@ -112,9 +133,9 @@ def fetch(command: Sequence[str], folder: Path) -> None:
         raise Unreachable(lines[0]) if lines else Unusable(f"{command[0]} failed:\n{fetched.stdout}")
 
 
-def compile_programs(command: Sequence[str], folder: Path) -> None:
+def compile_programs(command: Sequence[str], folder: Path, limit_s: float = FETCH_S) -> None:
     """Runs a compiler. Raises Unusable."""
-    compiled = finished(command, FETCH_S, folder)
+    compiled = finished(command, limit_s, folder)
     if compiled.returncode:
         raise Unusable(f"the programs do not compile:\n{compiled.stdout}")
 
@@ -122,9 +143,10 @@ def compile_programs(command: Sequence[str], folder: Path) -> None:
 def provide(tools: Mapping[str, str]) -> None:
     """Sees to it that the tools are there: on a machine of our own it installs them. Raises Unusable."""
     with INSTALLING:
-        for tool, package in tools.items():
-            if shutil.which(tool) is None and os.getuid() == 0 and shutil.which("apt-get"):
-                install(package)
+        for tool, packages in tools.items():
+            for package in packages.split(" or "):
+                if shutil.which(tool) is None and os.getuid() == 0 and shutil.which("apt-get"):
+                    install(package)
     for tool, package in tools.items():
         if shutil.which(tool) is None:
             raise Unusable(f"{tool} is not on the PATH; Debian has it in {package}")

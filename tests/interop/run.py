@@ -1,10 +1,10 @@
 """Other people's clients against a real broker: builds the programs of each language, runs them, prints a table.
 
 Arguments are names of languages, of programs, and of ways to reach the broker: `go`, `Delays`, `go Delays`, `signed`,
-`tls java`. The ways are plain, signed (every request, by a user) and tls; by default every program is run plain, and
-one of each language signed, too. Each program has a broker of its own, a `postdate up` process on free ports, whose
-folder is checked afterwards. Several run at the same time. What is fetched and built is kept beside the programs and in
-the cache of each language's tools only.
+`tls java`. The ways are plain, signed (every request, by a user) and tls; by default every program is run plain, one of
+each language also signed, and h2spec also over TLS. Each program has a broker of its own, a `postdate up` process on
+free ports, whose folder is checked afterwards. Several run at the same time. What is fetched and built is kept beside
+the programs and in the cache of each language's tools only.
 
 exit codes: 0 all is well, or a registry cannot be reached (said as SKIPPED), 1 a program failed, 2 a name is unknown,
 or programs of a language could not be run because a tool is missing or they do not build (said as NOT RUN)
@@ -22,6 +22,12 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 import go
+import grpc_go
+import grpc_java
+import grpc_node
+import grpc_python
+import grpc_rust
+import h2spec
 import java
 import mqadmin
 import node
@@ -29,7 +35,9 @@ import python
 from program import RESTART, Access, Failed, Language, Program, Unreachable, Unusable, provide
 from server import CERTIFICATE, Server, limited
 
-LANGUAGES = (java.LANGUAGE, go.LANGUAGE, node.LANGUAGE, python.LANGUAGE, mqadmin.LANGUAGE)
+REMOTING = (java.LANGUAGE, go.LANGUAGE, node.LANGUAGE, python.LANGUAGE, mqadmin.LANGUAGE)
+GRPC = (grpc_java.LANGUAGE, grpc_go.LANGUAGE, grpc_node.LANGUAGE, grpc_python.LANGUAGE, grpc_rust.LANGUAGE)
+LANGUAGES = (*GRPC, *REMOTING, h2spec.LANGUAGE)
 AT_ONCE = 4  # programs at a time: they mostly wait
 PLAIN, SIGNED, TLS = WAYS = ("plain", "signed", "tls")
 PROGRAM_S = 600.0  # every command of mqadmin is a JVM of its own
@@ -44,6 +52,11 @@ class Task(NamedTuple):
     def title(self) -> str:
         way = "" if self.way == PLAIN else f", {self.way}"
         return f"{self.language.name}: {self.program.title}{way}"
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is run where nobody asks for a way."""
+        return {PLAIN: True, SIGNED: self.program.is_always_signed, TLS: self.program.is_always_tls}[self.way]
 
     @property
     def skipped(self) -> str:
@@ -81,7 +94,7 @@ def chosen(names: Sequence[str]) -> list[Task]:
     tasks = [task for task in tasks if task.language.name in languages and task.program.name in programs]
     if ways:
         return [task for task in tasks if task.way in ways]
-    return [task for task in tasks if task.way == PLAIN or (task.way == SIGNED and task.program.is_always_signed)]
+    return [task for task in tasks if task.is_usual]
 
 
 def long_first(tasks: Sequence[Task]) -> list[Task]:
@@ -126,8 +139,11 @@ def problem_of(task: Task, folder: Path, lines: list[str]) -> str:
     try:
         server.start()
         for topic in task.program.topics:
-            server.create(topic)
-        command = task.language.command(task.program, server.route, own, access)
+            server.create("topic", topic)
+        for group in task.program.groups:
+            server.create("group", *group)
+        address = server.grpc if task.language.is_grpc else server.route
+        command = task.language.command(task.program, address, own, access)
         code = told(command, server, own, lines, access)
         problem = server.stop()
     finally:

@@ -32,8 +32,8 @@ class Server:
         self._access = access
         self._data = folder / "data"
         self._output = folder / "server.log"
-        ports = free_ports()
-        self.route = f"127.0.0.1:{ports[0]}"
+        route, broker, grpc = free_ports(3)
+        self.route, self.grpc = f"127.0.0.1:{route}", f"127.0.0.1:{grpc}"
         named = {"bulk_port": "-1", **settings}  # no Spark: what a client does is the same with it
         if access.user:
             self._data.mkdir(parents=True)
@@ -41,7 +41,7 @@ class Server:
         if access.ca_file:
             make_certificate(folder)
             named |= {"tls": "enforcing", "tls_cert": access.ca_file, "tls_key": str(folder / KEY)}
-        named |= {"route_port": str(ports[0]), "broker_port": str(ports[1]), "vip_port": "-1"}
+        named |= {"route_port": str(route), "broker_port": str(broker), "vip_port": "-1", "grpc_port": str(grpc)}
         flags = itertools.chain(*((f"--{name.replace('_', '-')}", value) for name, value in named.items()))
         self._command = [*POSTDATE, "up", "--json", "--data", str(self._data), *flags]
         self._process: subprocess.Popen[str] | None = None
@@ -61,13 +61,12 @@ class Server:
             raise Failed(f"the broker did not start:\n{self.said()}")
         assert json.loads(line)["route"] == self.route
 
-    def create(self, topic: str) -> None:
-        """Raises Failed."""
-        made = finished(
-            [*POSTDATE, "topic", "create", topic, "--addr", self.route], START_S, environment=self._access.environment()
-        )
+    def create(self, kind: str, name: str, *flags: str) -> None:
+        """Makes a topic or a group. Raises Failed."""
+        command = [*POSTDATE, kind, "create", name, "--addr", self.route, *flags]
+        made = finished(command, START_S, environment=self._access.environment())
         if made.returncode:
-            raise Failed(f"topic {topic} cannot be made:\n{made.stdout}")
+            raise Failed(f"{kind} {name} cannot be made:\n{made.stdout}")
 
     def kill(self) -> None:
         """As a crash would."""
@@ -116,16 +115,16 @@ def make_certificate(folder: Path) -> None:
         raise Failed(f"a certificate cannot be made:\n{made.stdout}")
 
 
-def free_ports() -> tuple[int, int]:
-    """Two ports that nobody has, or will be given."""
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has, or will be given."""
     found: list[int] = []
     with _giving:
-        while len(found) < 2:
+        while len(found) < count:
             port = random.choice(PORTS)
             if port not in _given and is_free(port):
                 _given.add(port)
                 found.append(port)
-    return found[0], found[1]
+    return found
 
 
 def is_free(port: int) -> bool:

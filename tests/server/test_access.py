@@ -101,7 +101,7 @@ def test_every_request_has_a_right() -> None:
 
 def test_open_is_what_a_client_asks_a_name_server() -> None:
     assert {request.name for request in Request if request.right.kind is RightKind.OPEN} == {
-        "GET_ROUTEINFO_BY_TOPIC", "GET_BROKER_CLUSTER_INFO", "GET_KV_CONFIG", "DELETE_KV_CONFIG",
+        "GET_ROUTEINFO_BY_TOPIC", "GET_BROKER_CLUSTER_INFO",
     }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ FULL_BODIES: dict[Request, Any] = {
 # What every user may ask: it lists or counts what they may see, or says nothing.
 FOR_EVERY_USER = {
     Request.CHECK_CLIENT_CONFIG, Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-    Request.VIEW_MESSAGE_BY_ID,
+    Request.VIEW_MESSAGE_BY_ID, Request.DELETE_KV_CONFIG,
 }  # fmt: skip
 
 
@@ -674,7 +674,7 @@ def test_what_a_connection_remembers_is_bounded(tmp_path: Path) -> None:
             admin.ask(Request.GET_MAX_OFFSET, topic="x" * 2_000, queueId=0)
 
         def remembered() -> list[Any]:
-            return [key for connection in served.dispatcher.connections for key in connection.admitted]
+            return [key for connection in served.connections() for key in connection.admitted]
 
         keys = served.call(remembered)
         assert 0 < len(keys) <= 8

@@ -323,7 +323,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from_further(tmp_pa
             pulls = [pull_command(slow, "orders") for _ in range(PULLS)]
             slow.write(*pulls)
             wait_until(lambda: served.call(lambda: any(each.is_paused for each in served.dispatcher.connections)))
-            connection = served.call(lambda: next(each for each in served.dispatcher.connections if each.is_paused))
+            connection = served.call(lambda: next(each for each in served.connections() if each.is_paused))
             # What is written and what waits to be handled, together far less than what was asked for.
             transport = connection._transport
             assert transport is not None

@@ -190,7 +190,7 @@ def test_an_answer_that_cannot_be_given_keeps_nobody_else_waiting(
 
         def commit() -> None:
             ticket = served.broker.commit_offsets(GROUP, [("orders", 0, 1)], served.clock.now_ms())
-            served.dispatcher.pulse.expect(next(iter(served.dispatcher.connections)), ticket, answer)
+            served.dispatcher.pulse.expect(served.connections()[0], ticket, answer)
 
         served.call(commit)
         sent(peer, "orders", TIMER_DELAY_MS=5)

@@ -71,7 +71,7 @@ def connection_of(served: Served, peer: Peer) -> Connection:
     port = peer.socket.getsockname()[1]
 
     def found() -> list[Connection]:
-        return [each for each in served.dispatcher.connections if each.host.port == port]
+        return [each for each in served.connections() if each.host.port == port]
 
     until(served, lambda: bool(found()))
     return served.call(found)[0]
@@ -506,6 +506,18 @@ def test_definitions_are_small(tmp_path: Path) -> None:
         body = orjson.dumps({"groupName": GROUP, "note": "x" * 1_024})
         answer = peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
         refused(answer, "definition_bytes_max", codes.INVALID_PARAMETER)
+
+
+def test_key_value_settings_are_few(tmp_path: Path) -> None:
+    def put(peer: Peer, key: str, value: str = "x") -> Any:
+        return peer.ask(Request.PUT_KV_CONFIG, namespace="n", key=key, value=value)
+
+    with serving(tmp_path, values_max=2, definition_bytes_max=1 << 10) as served, connected(served) as peer:
+        assert [put(peer, key).code for key in ("a", "b", "a")] == [codes.SUCCESS] * 3
+        refused(put(peer, "c"), "values_max")
+        refused(put(peer, "a", "x" * 1_024), "definition_bytes_max", codes.INVALID_PARAMETER)
+        assert peer.ask(Request.DELETE_KV_CONFIG, namespace="n", key="b").code == codes.SUCCESS
+        assert put(peer, "c").code == codes.SUCCESS
 
 
 def test_the_key_of_a_cancel_is_short(tmp_path: Path) -> None:

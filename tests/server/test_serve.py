@@ -13,9 +13,11 @@ import pytest
 
 from postdate.arrival import NEVER
 from postdate.clock import ManualClock
+from postdate.errors import UsageError
 from postdate.wire import codes
 from postdate.wire.requests import Request
 from tests.support.core import DAY_MS, FAR_MS, HOUR_MS, T0, FaultyDisk
+from tests.support.grpc_client import calling
 from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
@@ -304,7 +306,7 @@ def test_a_signal_ends_the_process_in_order(tmp_path: Path) -> None:
         "import sys\n"
         "from postdate.config import Settings\n"
         "from postdate.server import run\n"
-        "settings = Settings(data=sys.argv[1], route_port=0, broker_port=0, vip_port=-1)\n"
+        "settings = Settings(data=sys.argv[1], route_port=0, broker_port=0, vip_port=-1, grpc_port=-1)\n"
         "run(settings, lambda server: print(server.broker_address, flush=True))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -328,3 +330,34 @@ def test_a_signal_ends_the_process_in_order(tmp_path: Path) -> None:
         process.stdout.close()
     with serving(tmp_path, segment_bytes=64 << 20) as served, connected(served) as peer:
         assert read_bodies(peer, "orders") == ["kept"]
+
+
+# ------------------------------------------------------------------------------------------------- the gRPC port
+
+
+def test_without_its_port_nobody_speaks_grpc(tmp_path: Path) -> None:
+    with serving(tmp_path, grpc_port=-1) as served:
+        assert served.server.grpc_address is None
+
+
+def test_a_grpc_port_that_is_in_use_is_named_with_the_flag_that_chooses_another(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UsageError, match=rf"port {port} of 127.0.0.1 is in use .* choose another with --grpc-port"),
+            serving(tmp_path, grpc_port=port),
+        ):
+            pass
+
+
+def test_without_the_package_for_certificates_the_grpc_port_takes_plaintext_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with (
+        caplog.at_level(logging.INFO, "postdate.server"),
+        serving(tmp_path, has_access=True, grpc_port=0) as served,
+        calling(served) as client,
+    ):
+        client.round_trip()
+    assert "the gRPC port takes clients without TLS alone" in caplog.text

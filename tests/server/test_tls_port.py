@@ -92,7 +92,7 @@ def test_a_plain_client_is_closed_with_a_line_where_tls_is_enforcing(
             plain.expect_closed()
         with speaking(served, pair) as peer:
             sent(peer, "orders", "all is well")
-    assert "it does not speak TLS, and tls is enforcing" in caplog.text
+    assert "it does not speak TLS, and this port takes nothing else" in caplog.text
 
 
 def test_old_versions_of_tls_are_refused(tmp_path: Path, pair: Pair) -> None:
@@ -134,7 +134,7 @@ def test_a_tls_client_that_does_not_read_its_answers_is_not_read_from_further(tm
             slow.write(*pulls)
             while not served.call(lambda: any(each.is_paused for each in served.dispatcher.connections)):
                 pass
-            connection = served.call(lambda: next(each for each in served.dispatcher.connections if each.is_paused))
+            connection = served.call(lambda: next(each for each in served.connections() if each.is_paused))
             # The first ones fill what the system and we hold for a client; the rest waits, and takes no memory: all
             # answers together have 58 MB.
             assert served.call(lambda: len(connection._backlog)) > 0

@@ -98,6 +98,15 @@ def test_a_message_that_was_not_begun_does_not_count_and_has_no_handle(leases: L
     assert leases.give(KEY, 30, 40, 16, PLACE, SIZE).times == 0
 
 
+def test_a_renewed_lease_ends_later_and_its_handle_stays_good(leases: Leases) -> None:
+    assert leases.renew(KEY, 10, 90)
+    assert leases.end_due(89) == set()
+    assert not leases.renew(KEY, 11, 200), "a handle of somebody else"
+    assert leases.end_due(90) == {KEY[:2]}
+    assert not leases.renew(KEY, 10, 200), "its lease is over"
+    assert leases.acknowledge(KEY, 10, 95), "nobody was given it since"
+
+
 def test_a_pulled_message_has_the_tries_before_it(leases: Leases) -> None:
     other = ("g", 0, 8)
     assert leases.give(other, 10, 20, 3, PLACE, SIZE, times=2, reason="why").times == 2

@@ -166,15 +166,22 @@ class Gate:
 TINY: dict[str, Any] = {"segment_bytes": 1 << 16, "batch_bytes_max": 1 << 14, "queue_file_rows": 64}
 
 
-def begun_later(served: Served, peer: Peer, topic: str) -> int:
-    """A queue whose first messages retention has taken; returns where it begins. For settings TINY, a manual clock and
-    no retention.
+def fill_segments(served: Served, peer: Peer, topic: str) -> None:
+    """Fills some segments with visible messages, and has snapshots need none of them. For settings TINY and a manual
+    clock.
     """
     for _ in range(3):
         for _ in range(20):
             sent(peer, topic, bytes(8_000))
         served.pass_ms(1_000)
         served.call(lambda: snapshot(served.broker))
+
+
+def begun_later(served: Served, peer: Peer, topic: str) -> int:
+    """A queue whose first messages retention has taken; returns where it begins. For settings TINY, a manual clock and
+    no retention.
+    """
+    fill_segments(served, peer, topic)
     served.call(lambda: served.broker.retain(served.clock.now_ms()))
     low, high = served.call(lambda: served.broker.offsets(topic, 0))
     assert 0 < low < high, f"the queue has offsets {low} to {high}"

@@ -14,6 +14,7 @@ from postdate.clock import Clock, ManualClock, SystemClock
 from postdate.config import LIMITS, MIB, Limits, Settings
 from postdate.process import new_event_loop
 from postdate.server import Server
+from postdate.server.connection import Connection
 from postdate.server.dispatch import Dispatcher
 from postdate.storage.disk import Disk, RealDisk
 from tests.support.certificates import Pair
@@ -29,6 +30,7 @@ SERVED: dict[str, Any] = {
     "route_port": 0,
     "broker_port": 0,
     "vip_port": 0,
+    "grpc_port": -1,
     "offsets_interval_ms": 50,
     "shutdown_ms": 500,
 }
@@ -78,6 +80,10 @@ class Served:
         dispatcher = self.server._dispatcher
         assert dispatcher is not None
         return dispatcher
+
+    def connections(self) -> list[Connection]:
+        """The connections of clients that speak the older protocol. Called on the server's loop."""
+        return [each for each in self.dispatcher.connections if isinstance(each, Connection)]
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)

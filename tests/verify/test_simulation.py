@@ -17,10 +17,15 @@ from postdate.arrival import own_arrival
 from postdate.broker.broker import Broker
 from postdate.broker.cancelling import CancelCalls
 from postdate.broker.rescuing import Rescuer
+from postdate.broker.sending import SendCalls
+from postdate.broker.transactions import OpenHalf, TransactionCalls
 from postdate.errors import CorruptLog
-from postdate.message import Cancelled
+from postdate.message import Cancelled, Ended
+from postdate.state.fold import Fold
 from postdate.state.moves import Moves
 from postdate.state.once import Once
+from postdate.state.transactions import Half, Transactions
+from postdate.storage.batch import Batch
 from verify import simulation
 from verify.simulation import Broken, Failure, Model, Op, VirtualDisk, World, random_history, run_history, run_seed
 from verify.simulation import __main__ as command
@@ -367,6 +372,115 @@ def test_a_broker_that_gives_a_second_send_another_receipt_is_noticed(monkeypatc
         Oncers, "_check", lambda self, taken, first: check(self, taken, first._replace(unique_key="U2"))
     )
     with pytest.raises(Broken, match=r"a second send of m1 was answered .*'U2'.*, the first .*'U1'"):
+        run_history(history)
+
+
+HALF, COMMIT, ROLL_BACK, ROLL_BACK_AND_COMMIT = (
+    Op("half", (3, 8_000, 0, 0)), Op("end", (0, 0)), Op("end", (0, 1)), Op("end", (1, 3)),
+)  # fmt: skip
+
+
+def test_a_broker_that_shows_a_half_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [Op("half", (0, 0, 0, 0)), Op("flush")]
+    run_history(history)
+    apply_half = Fold._apply_half
+
+    def show(self: Fold, batch: Batch, row: tuple[int, ...]) -> int:
+        self._append_entry(row[3], batch.offset + row[9], row[8], 0, batch.at_ms)
+        return apply_half(self, batch, row)
+
+    monkeypatch.setattr(Fold, "_apply_half", show)
+    with pytest.raises(Broken, match="m1 was never sent"):
+        run_history(history)
+
+
+@pytest.mark.parametrize("history", [[COMMIT, Op("flush"), COMMIT], [Op("end", (0, 2))]], ids=["later", "at once"])
+def test_a_broker_that_commits_twice_is_noticed(monkeypatch: pytest.MonkeyPatch, history: list[Op]) -> None:
+    history = [Op("half", (0, 0, 0, 0)), Op("flush"), *history, Op("flush")]
+    run_history(history)
+    end = Transactions.end
+
+    def end_again(self: Transactions, offset: int, *, is_committed: bool) -> Ended:
+        answer = end(self, offset, is_committed=is_committed)
+        return Ended.COMMITTED if answer is Ended.ALREADY_COMMITTED else answer
+
+    monkeypatch.setattr(Transactions, "end", end_again)
+    monkeypatch.setattr(Transactions, "how_ended", lambda *_: Ended.COMMITTED)
+    with pytest.raises(Broken, match="an earlier one has committed it"):
+        run_history(history)
+
+
+def test_a_broker_that_delivers_what_was_rolled_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [Op("half", (0, 0, 0, 0)), Op("flush"), ROLL_BACK_AND_COMMIT, Op("flush")]
+    run_history(history)
+    apply_commit = Fold._apply_commit
+
+    def apply_any(self: Fold, batch: Batch, row: tuple[int, ...]) -> Ended:
+        answer = apply_commit(self, batch, row)
+        self._apply_message(batch, row)
+        return answer
+
+    monkeypatch.setattr(Fold, "_apply_commit", apply_any)
+    with pytest.raises(Broken, match="m1 was never sent"):
+        run_history(history)
+
+
+def test_a_broker_that_forgets_halves_with_a_restart_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [HALF, Op("flush"), Op("snapshot", (0,)), Op("kill"), COMMIT, Op("flush")]
+    run_history(history)
+    monkeypatch.setattr(Transactions, "load", lambda *_: None)
+    with pytest.raises(Broken, match=r"acknowledged at|open no more|check: "):
+        run_history(history)
+
+
+@pytest.mark.parametrize("first", [COMMIT, ROLL_BACK], ids=["commit", "rollback"])
+def test_a_broker_that_forgets_how_a_transaction_has_ended_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, first: Op
+) -> None:
+    history = [HALF, Op("flush"), first, Op("flush"), COMMIT, Op("flush")]
+    run_history(history)
+    monkeypatch.setattr(Transactions, "how_ended", lambda *_: Ended.UNKNOWN)
+    with pytest.raises(Broken, match="answered unknown, it was acknowledged"):
+        run_history(history)
+
+
+def test_a_broker_that_contradicts_itself_about_a_transaction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [HALF, Op("flush"), ROLL_BACK, Op("flush"), COMMIT, Op("flush")]
+    run_history(history)
+    monkeypatch.setattr(Transactions, "how_ended", lambda *_: Ended.ALREADY_COMMITTED)
+    with pytest.raises(Broken, match="answered already_committed, and no earlier one"):
+        run_history(history)
+
+
+def test_a_broker_that_asks_too_early_or_about_what_was_ended_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = [HALF, Op("flush"), Op("pass", (500,)), Op("checks", (2, 0))]
+    ended = [HALF, Op("flush"), ROLL_BACK, Op("flush"), Op("pass", (10_000,)), Op("checks", (2, 0))]
+    run_history(early)
+    run_history(ended)
+    take_due_checks = TransactionCalls.take_due_checks
+    monkeypatch.setattr(TransactionCalls, "take_due_checks", lambda self, at_ms: take_due_checks(self, at_ms + 9_000))
+    with pytest.raises(Broken, match="the broker asks about m1, stored at"):
+        run_history(early)
+    monkeypatch.undo()
+    known: list[OpenHalf] = []
+
+    def remember(self: TransactionCalls, half: Half) -> OpenHalf:
+        known.append(read(self, half))
+        return known[-1]
+
+    read = TransactionCalls._read
+    monkeypatch.setattr(TransactionCalls, "_read", remember)
+    monkeypatch.setattr(TransactionCalls, "take_due_checks", lambda *_: known[:1])
+    with pytest.raises(Broken, match="asks about m1, which was ended"):
+        run_history(ended)
+
+
+def test_a_broker_whose_delay_counts_from_the_half_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [HALF, Op("flush"), Op("pass", (1_000,)), COMMIT, Op("flush")]
+    run_history(history)
+    prepare = SendCalls.prepare_moved
+    monkeypatch.setattr(SendCalls, "prepare_moved", lambda self, message, at_ms: prepare(self, message, at_ms - 1_000))
+    with pytest.raises(Broken, match=r"check: |m1 was committed for"):
         run_history(history)
 
 

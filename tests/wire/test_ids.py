@@ -1,4 +1,4 @@
-"""Message ids and recall handles."""
+"""Message ids, recall handles and ids of transactions."""
 
 import base64
 
@@ -10,11 +10,15 @@ from postdate.errors import ProtocolError
 from postdate.message import Host
 from postdate.wire.ids import (
     RecallHandle,
+    encode_receipt_handle,
+    encode_transaction_id,
     host_of,
     host_text,
     message_id,
     parse_message_id,
     parse_recall_handle,
+    parse_receipt_handle,
+    parse_transaction_id,
 )
 from tests.support.handles import recall_handle
 
@@ -184,3 +188,63 @@ def test_a_host_is_read_from_a_sockets_address_and_shown(address: str, host: Hos
 def test_a_name_is_no_host(address: str) -> None:
     with pytest.raises(ValueError, match="address"):
         host_of(address, 1)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_a_transaction_id_gives_place_and_number_back(offset: int, number: int) -> None:
+    text = encode_transaction_id(offset, number)
+    assert parse_transaction_id(text) == parse_transaction_id(text.lower()) == (offset, number)
+
+
+def test_how_a_transaction_id_looks() -> None:
+    assert encode_transaction_id(1_234, 5) == "00000000000004D20000000000000005"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0" * 31, "0" * 33, "8" + "0" * 31, "0" * 16 + "F" * 16, "G" + "0" * 31, " " * 32]
+)
+def test_other_texts_are_no_transaction_ids(text: str) -> None:
+    with pytest.raises(ProtocolError, match="expected 32 hex digits"):
+        parse_transaction_id(text)
+
+
+# ------------------------------------------------------------------------------------------------- receipt handles
+
+
+def test_a_receipt_handle_says_version_queue_offset_time_topic() -> None:
+    text = encode_receipt_handle("orders", 3, 99, 1_700_000_000_123)
+    assert base64.urlsafe_b64decode(text).decode() == "v1 3 99 1700000000123 orders"
+    assert parse_receipt_handle(text) == ("orders", 3, 99, 1_700_000_000_123)
+
+
+topics = st.from_regex(r"[%|a-zA-Z0-9_-]{1,127}", fullmatch=True)
+
+
+@settings(deadline=None)
+@given(topics, st.integers(0, 65_535), st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1))
+def test_a_receipt_handle_comes_back_as_it_was(topic: str, queue_id: int, offset: int, popped_at_ms: int) -> None:
+    text = encode_receipt_handle(topic, queue_id, offset, popped_at_ms)
+    assert text.isascii()
+    assert parse_receipt_handle(text) == (topic, queue_id, offset, popped_at_ms)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no base64!", "dj\u00e4", coded("v2 0 0 0 orders"), coded("v1 0 0 orders"), coded("v1 -1 0 0 orders"),
+     coded("v1 0 -1 0 orders"), coded("v1 0 0 0 "), coded("v1 0 0 0 two words"), coded("v1 0 0 0 orders\n"),
+     coded("v1 \u0663 0 0 orders"), coded("v1 0 " + "9" * 19 + " 0 orders"), coded("v1 0 0 0 orders")[:-1],
+     base64.urlsafe_b64encode(b"v1 0 0 0 \xff\xfe").decode(), "A" * 65_540],
+)  # fmt: skip
+def test_a_text_that_no_broker_has_handed_out_is_no_receipt_handle(text: str) -> None:
+    with pytest.raises(ProtocolError, match="receipt handle"):
+        parse_receipt_handle(text)
+
+
+@settings(deadline=None)
+@given(st.text() | st.text("v1 0123456789-x").map(coded))
+def test_any_text_is_a_receipt_handle_or_a_protocol_error(text: str) -> None:
+    try:
+        topic, queue_id, offset, _ = parse_receipt_handle(text)
+    except ProtocolError:
+        return
+    assert (bool(topic), queue_id >= 0, offset >= 0) == (True, True, True)

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from postdate.errors import ProtocolError
 from postdate.wire.bodies import Consumer, parse_subscription
-from postdate.wire.reports import Peer, decode_properties_text, encode_consumers, encode_properties_text
+from postdate.wire.reports import (
+    Peer,
+    decode_properties_text,
+    encode_consumers,
+    encode_no_replicas,
+    encode_properties_text,
+)
 
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=8)
 values = st.text(max_size=12).map(str.strip)
@@ -54,3 +60,11 @@ def test_of_members_that_want_different_things_the_last_one_counts() -> None:
     told = orjson.loads(encode_consumers([Peer("c1", "h:1", "JAVA", 1), Peer("c2", "h:2", "GO", 2)], wanted))
     assert [each["clientId"] for each in told["connectionSet"]] == ["c1", "c2"]
     assert told["subscriptionTable"]["t"]["subString"] == "b"
+
+
+def test_a_broker_without_replicas_is_a_master_and_nobodys_replica() -> None:
+    told = orjson.loads(encode_no_replicas(4_096))
+    assert told.pop("haClientRuntimeInfo")["maxOffset"] == 0
+    assert told == {
+        "master": True, "masterCommitLogMaxOffset": 4_096, "inSyncSlaveNums": 0, "haConnectionInfo": [],
+    }  # fmt: skip

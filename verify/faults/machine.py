@@ -164,7 +164,18 @@ class Machine:
 
     def second_broker(self) -> None:
         """Starts a second broker on the same folder, which must refuse with a sentence."""
-        ports = ["--route-port", "0", "--broker-port", "0", "--vip-port", "-1", "--bulk-port", "-1"]
+        ports = [
+            "--route-port",
+            "0",
+            "--broker-port",
+            "0",
+            "--vip-port",
+            "-1",
+            "--grpc-port",
+            "-1",
+            "--bulk-port",
+            "-1",
+        ]
         try:
             ended = self._run(["up", "--data", str(self.broker.data), *ports])
         except subprocess.TimeoutExpired:

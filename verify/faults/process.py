@@ -46,7 +46,13 @@ class Broker:
         self.log = folder / "broker.log"
         self._folder = folder
         # No bulk, hence no Spark: tests of those ask for them.
-        ports = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1, "bulk_port": -1}
+        ports = {
+            "route_port": free_port(),
+            "broker_port": free_port(),
+            "vip_port": -1,
+            "grpc_port": -1,
+            "bulk_port": -1,
+        }
         self._settings = {**SMALL_FILES, **ports, "data": self.data, **settings}
         self.port = int(self._settings["broker_port"])
         self.route_address = f"127.0.0.1:{self._settings['route_port']}"

@@ -137,12 +137,32 @@ _SHARES = {
 }
 
 
+# The last digits of seeds with transactions, and their verbs. They have dice of their own, so that the other ops of a
+# seed are what they would be without.
+_WITH_TRANSACTIONS = (1, 2, 3, 5, 7, 9)
+_TRANSACTION_VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
+    (5, "half", lambda d: (d.randrange(7), _amount(d), d.randrange(4), d.randrange(4))),
+    (6, "end", lambda d: (d.randrange(1_000), d.choice((0, 0, 0, 1, 2, 3)))),
+    (3, "checks", lambda d: (d.randrange(4), d.randrange(2))),
+]
+
+
 def random_history(seed: int) -> list[Op]:
     dice = random.Random(seed)
     shares = _SHARES if seed % 10 in _MANY_JOBS else {}
     weights = [weight * shares.get(verb, 1) for weight, verb, _ in _VERBS]
     chosen = dice.choices(_VERBS, weights, k=dice.randrange(10, 2 * OPS_PER_HISTORY))
-    return [Op(verb, draw(dice)) for _, verb, draw in chosen]
+    history = [Op(verb, draw(dice)) for _, verb, draw in chosen]
+    return _with_transactions(history, random.Random(~seed)) if seed % 10 in _WITH_TRANSACTIONS else history
+
+
+def _with_transactions(history: list[Op], dice: random.Random) -> list[Op]:
+    """Puts ops of producers with transactions between the others."""
+    weights = [weight for weight, _, _ in _TRANSACTION_VERBS]
+    for _ in range(dice.randrange(5, 5 + len(history) // 3)):
+        ((_, verb, draw),) = dice.choices(_TRANSACTION_VERBS, weights)
+        history.insert(dice.randrange(len(history) + 1), Op(verb, draw(dice)))
+    return history
 
 
 def run_history(history: list[Op], seed: int = 0) -> None:

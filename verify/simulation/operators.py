@@ -40,6 +40,10 @@ class Operators:
             if found is not None:
                 self._site.digest.note("find", found)
                 name = records.decode(found.record).body.decode()
+                if found.state is State.HALF:
+                    if name not in self._site.model.open_halves:
+                        raise Broken(f"a lookup of {key} finds the half {name}, which is not open")
+                    continue
                 message = self._site.model.messages.get(name)
                 if message is None or not message.is_of_job:  # a lookup finds each place where a job has put it
                     names.append(name)

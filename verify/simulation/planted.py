@@ -22,6 +22,8 @@ class Planted(NamedTuple):
 _NEAR = Op("send", (3, 1_000, 0, 0, 1))  # due in a second
 _FAR = Op("send", (3, 8_000, 0, 0, 1))  # due in eight: the lead is five
 _ONCE, _ONCE_OTHER = (Op("send_once", (0, is_other, 3, 8_000, 0)) for is_other in (0, 1))  # far, body or another
+_HALF, _FAR_HALF = (Op("half", (form, 8_000, 0, 0)) for form in (0, 3))  # of a transaction: at once, in eight seconds
+_COMMIT, _ROLL_BACK, _COMMIT_TWICE = (Op("end", (0, way)) for way in range(3))
 _FLUSH = Op("flush")
 _CANCEL_FIRST = Op("cancel", (0, 0))
 _POSTPONE = Op("job", (0, 2, 5_000))  # messages with the key of the first one, by five seconds
@@ -57,6 +59,54 @@ PLANTED = (
         (_ONCE, _FLUSH, Op("move", (0, 0, 3_000)), _FLUSH, _ONCE, Op("pass", (20_000,)), Op("kill"), _ONCE),
         seen=("m1",),
     ),
+    # -- transactions: of all ends one counts, whatever a crash leaves of them
+    Planted(
+        "a commit whose answer is lost with power",
+        (_HALF, _FLUSH, _COMMIT, Op("power", (0,)), _COMMIT_TWICE, _FLUSH, Op("kill")),
+        seen=("m1",),
+    ),
+    Planted(
+        "a commit and a rollback, and power is lost",
+        (_HALF, _FLUSH, _COMMIT, _ROLL_BACK, Op("power", (0,)), _COMMIT),
+    ),
+    Planted(
+        "a rollback and a commit, and power is lost",
+        (_HALF, _FLUSH, Op("end", (1, 3)), Op("power", (0,)), _COMMIT),
+    ),
+    Planted("a half that is lost with power", (_HALF, Op("power", (0,)), Op("checks", (0, 0)), _FLUSH)),
+    Planted(
+        "a half that is older than the log",
+        (_HALF, *[Op("send", (0, 0, 0, 0, 30)), _FLUSH] * 8, Op("snapshot", (1,)), Op("send", (0, 0, 0, 0, 30)), _FLUSH,
+         Op("snapshot", (2,)), Op("pass", (40_000,)), Op("retain"), Op("kill"), _COMMIT, _FLUSH, Op("snapshot", (3,)),
+         Op("kill")),
+        seen=("m1",),
+    ),
+    Planted(
+        "a half that is given up after three checks, and committed",
+        (_HALF, _FLUSH, *[Op("pass", (7_000,)), Op("checks", (2, 0)), _FLUSH] * 5, Op("snapshot", (1,)), Op("kill"),
+         Op("checks", (0, 0)), _COMMIT, _FLUSH),
+        seen=("m1",),
+    ),
+    # Its delay begins with the commit: it is far then, and rescued from there.
+    Planted(
+        "a far message of a commit",
+        (_FAR_HALF, _FLUSH, Op("pass", (20_000,)), _COMMIT, Op("power", (0,)), _COMMIT, _FLUSH, Op("snapshot", (1,)),
+         Op("pass", (7_000,)), Op("kill"), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a commit that goes through the table",
+        (_FAR_HALF, _FLUSH, _COMMIT, _FLUSH, Op("register"), Op("read", (9,)), Op("stage", (20_000,)), Op("kill"),
+         Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a committed message that is moved",
+        (_FAR_HALF, _FLUSH, _COMMIT, _FLUSH, Op("move", (0, 0, 3_000)), _FLUSH, _COMMIT, Op("kill"),
+         Op("pass", (30_000,))),
+        seen=("m1",),
+    ),
+    Planted("a half whose topic is deleted", (_HALF, _FLUSH, Op("delete", (0,)), _COMMIT, _FLUSH, Op("kill"), _COMMIT)),
     # -- cancels and fires
     # The cancel and the fire are written, and neither is on disk: at most one of them may survive as true.
     Planted(

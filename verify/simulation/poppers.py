@@ -6,7 +6,7 @@
 - A message that was given as often as allowed becomes a dead letter, exactly once; no other message does. One that was
   given back before anybody began with it does not count as given.
 - No message is given by a pop and by a pull; a pulled message that failed is given again by a pop, and once more from
-  its queue if a crash came before the commit of its pull, even if it was acknowledged by then.
+  its queue if a crash came before the commit of its pull, even if it was acknowledged, or a dead letter, by then.
 
 A consumer that pulls takes a queue, as the server lets it: after the pops in flight, at the group's offset; pops take
 nothing new of it until the consumer leaves it. It commits what it was given, and what failed is retried.
@@ -74,6 +74,7 @@ class Poppers:
         self._pulled: dict[tuple[str, int], int] = {}  # by topic and queue id: where the one who pulls goes on
         self._done: dict[Place, bool] = {}  # messages that were pulled: whether their commit is durable
         self._uncommitted: set[Place] = set()  # messages that were pulled, and may be read from their queue once more
+        self._read_again: set[Place] = set()  # of those, messages that were
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -193,8 +194,10 @@ class Poppers:
             self._leases[place] = Lease(ask.topic, given.queue_id, popped.popped_at_ms, until_ms, given.times)
 
     def _check_again(self, place: Place, before: Lease, times: int) -> None:
-        if before.is_acked and place in self._uncommitted:
+        is_over = before.is_acked or (before.is_in_doubt and not times)  # in doubt: it may have become a dead letter
+        if is_over and place in self._uncommitted:
             self._uncommitted.discard(place)
+            self._read_again.add(place)
             return
         if before.is_acked:
             raise Broken(f"{place} was acknowledged and is given again")
@@ -357,9 +360,10 @@ class Poppers:
     def _check_known(self, place: Place, letters: list[str]) -> None:
         given = self._leases.get(place)
         letter_count = letters.count(f"{place[0]}:{place[1]}")
-        if letter_count > 1:
+        is_again = place in self._read_again  # what was a dead letter was handled then, or is one once more
+        if letter_count > 1 + is_again:
             raise Broken(f"{place} is a dead letter {letter_count} times")
-        if letter_count and given is not None and given.is_acked:
+        if letter_count and given is not None and given.is_acked and not is_again:
             raise Broken(f"{place} was acknowledged and is a dead letter")
         if given is None and not letter_count and place not in self._done:
             raise Broken(f"{place} can be read, and no consumer got it")

@@ -90,9 +90,9 @@ class Producers:
         self.made_count += 1
         return f"m{self.made_count}".encode()
 
-    def describe(self, message: Message) -> Sent:
-        """Describes a message for the model, as if it were sent now."""
-        now, settings = self._site.now_ms(), self._site.settings
+    def describe(self, message: Message, at_ms: int | None = None) -> Sent:
+        """Describes a message for the model, as if it were sent now, or at an instant."""
+        now, settings = self._site.now_ms() if at_ms is None else at_ms, self._site.settings
         properties = messages.decode_properties(message.properties)
         levels = messages.DelayLevels.parse(settings.message_delay_level)
         due = messages.due(properties, now, levels, settings.delay_ms_max).at_ms

@@ -23,6 +23,8 @@ SETTINGS = Settings(
     once_window_ms=45_000,  # longer than the log is kept
     once_ids_max=5,
     message_delay_level="1s 3s 10s 1m",
+    transaction_check_interval_ms=5_000,
+    transaction_check_times_max=3,
 )
 LIMITS = Limits(
     stage_ahead_ms_max=1 << 60,  # horizons of a simulation are not tied to its lead

@@ -4,8 +4,8 @@ A history is a list of Ops: a verb and whole numbers. Every verb may stand anywh
 can be shortened by leaving ops out. Everything random inside an op is derived from its numbers.
 
 The world runs ops, lets the broker crash and start again, and reads the queues. The verbs are methods of those who use
-the broker: producers, oncers, cancellers, movers, jobs, poppers, operators, pipelines, their stand-in, and the
-timekeeper.
+the broker: producers, oncers, transactors, cancellers, movers, jobs, poppers, operators, pipelines, their stand-in, and
+the timekeeper.
 """
 
 import random
@@ -33,6 +33,7 @@ from verify.simulation.producers import Producers
 from verify.simulation.site import LIMITS, SETTINGS, TOPICS, Site
 from verify.simulation.stand_in import StandIn
 from verify.simulation.timekeeper import Timekeeper
+from verify.simulation.transactors import Transactors
 
 _QUEUE_COUNTS = {**dict.fromkeys(TOPICS, 2), DEAD_LETTERS: 1}
 
@@ -54,6 +55,7 @@ class World:
         self.points = self.site.points
         self._producers = Producers(self.site)
         self._oncers = Oncers(self.site, self._producers)
+        self._transactors = Transactors(self.site, self._producers)
         self._jobs = Jobs(self.site, self, self._producers)
         self._cancellers = Cancellers(self.site, self, self._producers, self._jobs)
         self._movers = Movers(self.site, self)
@@ -68,6 +70,9 @@ class World:
             "send": self._producers.send,
             "resend": self._producers.resend,
             "send_once": self._oncers.send,
+            "half": self._transactors.send_half,
+            "end": self._transactors.end,
+            "checks": self._transactors.take_checks,
             "cancel": self._cancellers.cancel,
             "ask_table": self._cancellers.ask_table,
             "move": self._movers.move,
@@ -154,6 +159,7 @@ class World:
         self.points.disarm()
         self.disk.failing_syncs = 0
         self._make_room()
+        self._transactors.end_all(self.flush)
         self._cancellers.ask_table()
         self._pipelines.hand_over()
         self._timekeeper.let_all_come_due()
@@ -172,6 +178,7 @@ class World:
         broker = self.broker
         self._producers.collect()
         self._oncers.collect()
+        self._transactors.collect()
         self._movers.collect()
         self._poppers.collect()
         self._jobs.collect()
@@ -225,6 +232,7 @@ class World:
         self.broker.log.flush()
         self.broker.settle()
         self.hear()
+        self._transactors.judge()
 
     # -- crashes and restarts -----------------------------------------------------------------------------------
 
@@ -252,6 +260,7 @@ class World:
         self._start()
         self._producers.settle_doubts()
         self._oncers.settle_doubts()
+        self._transactors.settle_doubts()
         self._movers.settle_doubts()
         self._cancellers.settle_doubts()
         self.look(everything=True)

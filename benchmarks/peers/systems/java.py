@@ -1,6 +1,5 @@
 """RocketMQ's official Java client as a process that takes commands by lines (its side is Commands.java)."""
 
-import os
 import subprocess
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from benchmarks.peers.systems.handle import other_key
 from benchmarks.rocketmq import libraries
 from benchmarks.rocketmq.program import JVM
 
-CACHE_NAME = "POSTDATE_ROCKETMQ_CACHE"
 SETTINGS = (
     "RocketMQ's Java client: 256 sends in flight, 64 threads for cancels, a push consumer whose listener takes 32"
 )
@@ -28,9 +26,8 @@ class Failed(Exception):
 @cache
 def class_paths(classes: Path) -> libraries.ClassPaths:
     """Fetches and compiles what is missing. Raises NotRun."""
-    home = Path(os.environ.get(CACHE_NAME) or Path.home() / ".cache" / "postdate" / f"rocketmq-{libraries.version()}")
     try:
-        return libraries.class_paths(home, classes)
+        return libraries.class_paths(libraries.usual_cache(), classes)
     except libraries.Unusable as error:
         raise NotRun(str(error)) from error
 

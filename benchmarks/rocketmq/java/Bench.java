@@ -4,10 +4,10 @@ import java.nio.charset.StandardCharsets;
 import java.util.Locale;
 
 /**
- * One measure of one system: java Bench ROUTE_ADDRESS TOPIC MEASURE ARGUMENTS...
+ * One measure of one system, by lines that the command which started it reads and answers.
  *
- * <p>It talks with the command that started it by lines. "ready" and "measured" stand around what is measured, and each
- * waits for an empty line, so that the command can look at the server in between. "figure NAME VALUE" are the results.
+ * <p>"ready" and "measured" stand around what is measured, and each waits for an empty line, so that the command can
+ * look at the server in between. "figure NAME VALUE" are the results.
  */
 final class Bench {
     private static final int TOO_SOON = 3; // the exit code; program.py knows it
@@ -19,46 +19,24 @@ final class Bench {
         }
     }
 
+    interface Work {
+        void measure() throws Exception;
+    }
+
     private static final BufferedReader INPUT =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
 
-    public static void main(String[] arguments) {
-        try (Client client = new Client(arguments[0], arguments[1])) {
-            measure(client, arguments);
-            client.close();
-            System.exit(0); // threads of the client that nobody ends would hold us up
+    /** Runs one measure, and ends this process by its exit code: a client's threads that nobody ends would hold it up. */
+    static void run(Work work) {
+        try {
+            work.measure();
+            System.exit(0);
         } catch (TooSoon error) {
             System.err.println(error.getMessage());
             System.exit(TOO_SOON);
         } catch (Exception error) {
             error.printStackTrace();
             System.exit(1);
-        }
-    }
-
-    private static void measure(Client client, String[] arguments) throws Exception {
-        int count = Integer.parseInt(arguments[3]);
-        switch (arguments[2]) {
-            case "sends":
-                Sends.measure(client, count, arguments[4].equals("timed"), Integer.parseInt(arguments[5]));
-                break;
-            case "lateness":
-                Lateness.timed(client, count, Long.parseLong(arguments[4]), Double.parseDouble(arguments[5]));
-                break;
-            case "latency":
-                Lateness.plain(client, count, Long.parseLong(arguments[4]));
-                break;
-            case "received":
-                Burst.received(client, count, Double.parseDouble(arguments[4]));
-                break;
-            case "visible":
-                Burst.visible(client, count, Double.parseDouble(arguments[4]));
-                break;
-            case "retry":
-                Retry.measure(client);
-                break;
-            default:
-                throw new IllegalArgumentException(arguments[2] + " is no measure");
         }
     }
 

@@ -1,12 +1,8 @@
 import java.nio.ByteBuffer;
-import java.time.Instant;
-import java.time.temporal.ChronoUnit;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicReference;
-import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
@@ -22,30 +18,20 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/**
- * A producer, a topic of its own with eight queues, and a push consumer where one is wanted.
- *
- * <p>A body begins with an instant, in microseconds, from which its listener counts: when the message is due, or when it
- * was sent. One that begins with PROBE is not counted.
- */
-final class Client implements AutoCloseable {
+/** A producer, a topic of its own with eight queues, and a push consumer where one is wanted. */
+final class Client extends Load<Message, SendResult> {
     static final int QUEUES = 8;
     static final int IN_FLIGHT = 256;
-    static final int BODY_BYTES = 200;
-    static final long PROBE = 0;
-    static final long LATER_MS = 6 * 3_600_000; // long after everything has ended
     private static final int LISTENER_BATCH = 32;
-    private static final int WARM_COUNT = 10_000;
-    private static final long WAIT_MS = 150_000;
 
     final String topic;
     final DefaultMQProducer producer;
     final List<MessageQueue> queues;
     private final String address;
-    private final AtomicReference<Throwable> failure = new AtomicReference<>();
     private DefaultMQPushConsumer consumer;
 
     Client(String address, String topic) throws Exception {
+        super(IN_FLIGHT);
         this.address = address;
         this.topic = topic;
         producer = new DefaultMQProducer("bench-producers");
@@ -74,49 +60,20 @@ final class Client implements AutoCloseable {
 
     // -- sending ----------------------------------------------------------------------------------------------------
 
+    @Override
     Message message(long fromMicros) {
-        return new Message(topic, ByteBuffer.allocate(BODY_BYTES).putLong(fromMicros).array());
+        return new Message(topic, body(fromMicros));
     }
 
-    /** A message due at that instant. */
+    @Override
     Message timed(long dueAtMs) {
         Message message = message(dueAtMs * 1_000);
         message.setDeliverTimeMs(dueAtMs);
         return message;
     }
 
-    interface Source {
-        Message at(int index);
-    }
-
-    interface Then {
-        void sent(int index, SendResult result);
-    }
-
-    /** Sends so many, at most IN_FLIGHT unanswered; returns messages per second. */
-    double send(int count, Source source) throws Exception {
-        return send(count, source, (index, result) -> { });
-    }
-
-    double send(int count, Source source, Then then) throws Exception {
-        Semaphore free = new Semaphore(IN_FLIGHT);
-        long start = System.nanoTime();
-        for (int at = 0; at < count; at++) {
-            int index = at;
-            free.acquire();
-            sendAsync(source.at(index), result -> then.sent(index, result), free::release);
-        }
-        free.acquire(IN_FLIGHT);
-        double seconds = (System.nanoTime() - start) / 1e9;
-        check();
-        return count / seconds;
-    }
-
-    void sendAsync(Message message, Runnable then) throws Exception {
-        sendAsync(message, result -> { }, then);
-    }
-
-    private void sendAsync(Message message, Consumer<SendResult> stored, Runnable then) throws Exception {
+    @Override
+    void sendAsync(Message message, Consumer<SendResult> stored, Runnable then) throws Exception {
         producer.send(message, new SendCallback() {
             @Override
             public void onSuccess(SendResult result) {
@@ -127,33 +84,22 @@ final class Client implements AutoCloseable {
 
             @Override
             public void onException(Throwable error) {
-                failure.compareAndSet(null, error);
+                fail(error);
                 then.run();
             }
         });
     }
 
+    @Override
+    void sendAndWait(Message message) throws Exception {
+        note(producer.send(message));
+    }
+
     /** Anything but stored as asked is a failure of the measure. */
-    void note(SendResult result) {
+    private void note(SendResult result) {
         if (result.getSendStatus() != SendStatus.SEND_OK) {
-            failure.compareAndSet(null, new IllegalStateException("a send was answered " + result.getSendStatus()));
+            fail(new IllegalStateException("a send was answered " + result.getSendStatus()));
         }
-    }
-
-    void fail(Throwable error) {
-        failure.compareAndSet(null, error);
-    }
-
-    void check() throws Exception {
-        if (failure.get() != null) {
-            throw new IllegalStateException("a send failed", failure.get());
-        }
-    }
-
-    /** Sends until this JVM has compiled the way; returns the rate. Nothing of it comes. */
-    double warm() throws Exception {
-        send(WARM_COUNT, index -> timed(System.currentTimeMillis() + LATER_MS));
-        return send(WARM_COUNT, index -> timed(System.currentTimeMillis() + LATER_MS));
     }
 
     // -- receiving --------------------------------------------------------------------------------------------------
@@ -210,6 +156,14 @@ final class Client implements AutoCloseable {
         }
     }
 
+    @Override
+    void listen(Instants listener) throws Exception {
+        listen((message, atMicros, context) -> {
+            listener.got(fromMicros(message), atMicros);
+            return true;
+        });
+    }
+
     /** The same for as many as come: the listener gets them in batches, which is the client's way to be fast. */
     void listen(Listener listener) throws Exception {
         listen(LISTENER_BATCH, listener);
@@ -219,10 +173,6 @@ final class Client implements AutoCloseable {
         return ByteBuffer.wrap(message.getBody()).getLong();
     }
 
-    static long nowMicros() {
-        return ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now());
-    }
-
     /** What the queues' ends add up to. */
     long visible() throws Exception {
         long visible = 0;
@@ -230,16 +180,6 @@ final class Client implements AutoCloseable {
             visible += producer.maxOffset(queue);
         }
         return visible;
-    }
-
-    static void until(String what, BooleanSupplier holds) throws Exception {
-        long endMs = System.currentTimeMillis() + WAIT_MS;
-        while (!holds.getAsBoolean()) {
-            if (System.currentTimeMillis() > endMs) {
-                throw new IllegalStateException(what + ": not after " + WAIT_MS / 1_000 + " s");
-            }
-            Thread.sleep(5);
-        }
     }
 
     @Override

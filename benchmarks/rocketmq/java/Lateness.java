@@ -17,7 +17,7 @@ final class Lateness {
     }
 
     /** Timed messages, spread evenly over a span and all sent before the first is due. */
-    static void timed(Client client, int count, long spanMs, double slack) throws Exception {
+    static <M> void timed(Load<M, ?> client, int count, long spanMs, double slack) throws Exception {
         Lateness lateness = listening(client, count);
         Bench.ready();
         long firstMs = System.currentTimeMillis() + (long) (AHEAD_MS * slack);
@@ -29,7 +29,7 @@ final class Lateness {
     }
 
     /** Messages without delay, sent evenly over a span. */
-    static void plain(Client client, int count, long spanMs) throws Exception {
+    static <M> void plain(Load<M, ?> client, int count, long spanMs) throws Exception {
         Lateness lateness = listening(client, count);
         Bench.ready();
         paced(client, count, spanMs * 1_000_000 / count);
@@ -37,42 +37,41 @@ final class Lateness {
     }
 
     /** A consumer that has already got some messages, so that both sides of this JVM are compiled. */
-    private static Lateness listening(Client client, int count) throws Exception {
+    private static <M> Lateness listening(Load<M, ?> client, int count) throws Exception {
         Lateness warm = new Lateness(WARM_COUNT);
         Lateness lateness = new Lateness(count);
-        client.listen((message, atMicros, context) -> {
+        client.listen((fromMicros, atMicros) -> {
             Lateness wanted = warm.received.get() < WARM_COUNT ? warm : lateness;
-            return wanted.note(atMicros - Client.fromMicros(message));
+            wanted.note(atMicros - fromMicros);
         });
         paced(client, WARM_COUNT, WARM_PAUSE_NANOS);
-        Client.until("the first messages", () -> warm.received.get() >= WARM_COUNT);
+        Load.until("the first messages", () -> warm.received.get() >= WARM_COUNT);
         client.warm();
         return lateness;
     }
 
-    private boolean note(long micros) {
+    private void note(long micros) {
         int index = received.getAndIncrement();
         if (index < lateMicros.length()) {
             lateMicros.set(index, micros);
         }
-        return true;
     }
 
-    private static void paced(Client client, int count, long pauseNanos) throws Exception {
+    private static <M> void paced(Load<M, ?> client, int count, long pauseNanos) throws Exception {
         long start = System.nanoTime();
         for (int index = 0; index < count; index++) {
             long wait = start + index * pauseNanos - System.nanoTime();
             if (wait > 0) {
                 LockSupport.parkNanos(wait);
             }
-            client.sendAsync(client.message(Client.nowMicros()), () -> { });
+            client.sendAsync(client.message(Load.nowMicros()), () -> { });
         }
         client.check();
     }
 
     private void tell(int count, long waitMs) throws Exception {
         Thread.sleep(waitMs);
-        Client.until(count + " messages", () -> received.get() >= count);
+        Load.until(count + " messages", () -> received.get() >= count);
         Bench.measured();
         long[] sorted = new long[count];
         Arrays.setAll(sorted, lateMicros::get);

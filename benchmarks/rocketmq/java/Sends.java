@@ -1,15 +1,14 @@
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicInteger;
-import org.apache.rocketmq.common.message.Message;
 
-/** Messages sent per second: by so many threads, each waiting for its answer, or by 0 threads, 256 in flight. */
+/** Messages sent per second: by so many threads, each waiting for its answer, or by 0 threads, asynchronously. */
 final class Sends {
     private static final int WARM_COUNT = 500;
 
-    static void measure(Client client, int count, boolean timed, int threads) throws Exception {
-        Client.Source source =
-                timed ? index -> client.timed(System.currentTimeMillis() + Client.LATER_MS) : index -> client.message(1);
+    static <M> void measure(Load<M, ?> client, int count, boolean timed, int threads) throws Exception {
+        Load.Source<M> source =
+                timed ? index -> client.timed(System.currentTimeMillis() + Load.LATER_MS) : index -> client.message(1);
         client.warm();
         client.send(WARM_COUNT, source);
         if (threads > 0) {
@@ -21,7 +20,8 @@ final class Sends {
         Bench.figure("rate", rate);
     }
 
-    private static double byThreads(Client client, int count, int threads, Client.Source source) throws Exception {
+    private static <M> double byThreads(Load<M, ?> client, int count, int threads, Load.Source<M> source)
+            throws Exception {
         AtomicInteger next = new AtomicInteger();
         List<Thread> senders = new ArrayList<>();
         for (int number = 0; number < threads; number++) {
@@ -37,11 +37,10 @@ final class Sends {
         return count / seconds;
     }
 
-    private static void sendSome(Client client, int count, AtomicInteger next, Client.Source source) {
+    private static <M> void sendSome(Load<M, ?> client, int count, AtomicInteger next, Load.Source<M> source) {
         try {
             for (int index = next.getAndIncrement(); index < count; index = next.getAndIncrement()) {
-                Message message = source.at(index);
-                client.note(client.producer.send(message));
+                client.sendAndWait(source.at(index));
             }
         } catch (Exception error) {
             client.fail(error);

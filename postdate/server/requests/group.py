@@ -80,7 +80,7 @@ class Groups:
         self._members.admit(heartbeat, connection)
         self._create_topics(heartbeat)
         sender = (connection, self._clock.elapsed_ns(), command.language, command.version)
-        self._senders.beat(heartbeat, *sender)
+        self._senders.beat(heartbeat, *sender, connection.asker)
         changed = self._members.beat(heartbeat, *sender)
         answer = reply(command, codes.SUCCESS, {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"})
         if changed:

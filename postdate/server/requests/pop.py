@@ -228,6 +228,14 @@ class Pops:
         if self._homeless:
             self._send_on()
 
+    def cancel(self, connection: Connection, opaque: int) -> bool:
+        """Ends one held pop without an answer; returns False where it is not held: it is answered, or soon will be."""
+        for held in self._held_of.get(connection, ()):
+            if held.command.opaque == opaque:
+                self._release(held)
+                return True
+        return False
+
     def drop(self, connection: Connection) -> None:
         """Forgets the pops of a connection that has ended."""
         for held in list(self._held_of.get(connection, ())):
@@ -253,6 +261,8 @@ class Pops:
         """Ends the pops of users who may not read any more what they wait for."""
         problem_of = problem_finder()
         for held in [held for pops in self._held_of.values() for held in pops]:
+            if held not in self._held_of.get(held.connection, ()):
+                continue  # the refusal of another pop has ended this one
             problem = problem_of(held.asker, held.ask.group, held.ask.topic)
             if problem:
                 self._release(held)
@@ -359,6 +369,21 @@ class Pops:
     def _note_stuck(self, group: str, error: PostdateError) -> None:
         self._stuck.add(group)
         self._lines.write_seldom(("stuck", group), f"group {group}: messages cannot leave their queue: {error}")
+
+    def bury(self, group: str, handle: LeaseHandle) -> Ticket | None:
+        """Makes a message that a consumer has, and has given up, a dead letter. None where its handle is not, or no
+        longer, good. Raises UsageError for a queue that does not exist, FlowControl where something else happens to the
+        message at the moment.
+        """
+        key = (group, self._broker.view.queue_number(handle.topic, handle.queue_id), handle.offset)
+        lease = self._broker.view.find_lease(key)
+        if lease is None or lease.popped_at_ms != handle.popped_at_ms:
+            return None
+        if self._broker.leases.is_touched(key):  # twice the same, perhaps: it would be two letters
+            raise FlowControl("the message is being renewed, acknowledged or moved: try again")
+        data = self._broker.read_record(lease.place)
+        letter = self._copy(key, data, self._creation.use_dead_letter_topic(group).name) if data else None
+        return self._broker.leases.move(key, letter, self._clock.now_ms())
 
     # -- members that only pull -----------------------------------------------------------------------------------
 

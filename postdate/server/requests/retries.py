@@ -11,7 +11,7 @@ from postdate.broker.broker import Broker
 from postdate.errors import UsageError
 from postdate.message import (
     DELAY_PROPERTIES,
-    ONCE_PROPERTIES,
+    NOT_OF_COPIES,
     PROPERTIES_BYTES_MAX,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN,
@@ -28,7 +28,7 @@ from postdate.storage.record import Record
 DELAYS_SETTING = "retryDelaysMs"  # of a group, ours: before the second try, the third, ...; the last holds for the rest
 TIMES_SETTING = "retryMaxTimes"  # of a group, RocketMQ's: how often a message is tried after the first time
 _DELAYS_MAX = 100
-_NOT_SENT_ON = DELAY_PROPERTIES | ONCE_PROPERTIES
+_NOT_SENT_ON = DELAY_PROPERTIES | NOT_OF_COPIES
 _FIRST_LEVEL = 3  # 10 s by default; each further retry is one level later
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.view import PERM_WRITE
+from postdate.broker.view import PERM_WRITE, TopicInfo
 from postdate.errors import Refused, UsageError
 from postdate.server.connection import Connection
 from postdate.server.requests.topic import AutoCreation
@@ -27,9 +27,13 @@ class Routes:
         self._broker, self._creation = broker, creation
         self._is_writable = True
 
+    def find_route(self, name: str) -> tuple[TopicInfo, int]:
+        """Returns a topic, or how it will look, and whether clients may read and write it now. Raises TopicNotFound."""
+        topic = self._creation.promise_topic(name)
+        return topic, topic.perm if self._is_writable else topic.perm & ~PERM_WRITE
+
     def get_route(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        topic = self._creation.promise_topic(asked["topic"])
-        perm = topic.perm if self._is_writable else topic.perm & ~PERM_WRITE
+        topic, perm = self.find_route(asked["topic"])
         body = bodies.encode_route(self._broker_data(connection), topic.read_queue_count, topic.write_queue_count, perm)
         return reply(command, codes.SUCCESS, body=body)
 
@@ -72,13 +76,3 @@ class Routes:
         self._is_writable = is_writable
         view = self._broker.view
         return len([name for name in view.topic_names() if view.topic(name).perm & PERM_WRITE])
-
-    # -- key-value settings: there are none ---------------------------------------------------------------------
-
-    def get_value(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        remark = f"nothing is stored under {asked['key'][:64]!r}: there are no key-value settings"
-        return reply(command, codes.QUERY_NOT_FOUND, remark=remark)
-
-    def delete_value(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        """Does nothing, as there are no values. Tools ask this after they have deleted a topic."""
-        return reply(command, codes.SUCCESS)

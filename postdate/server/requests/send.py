@@ -25,14 +25,15 @@ from postdate.broker.writing import Ticket
 from postdate.errors import (
     FlowControl,
     IllegalMessage,
-    NoPermission,
     PostdateError,
     ProtocolError,
     TopicNotFound,
 )
 from postdate.message import (
-    ONCE_PROPERTIES,
+    DLQ_TOPIC_PREFIX,
+    NOT_OF_COPIES,
     PROPERTY_ONCE,
+    PROPERTY_TRANSACTION,
     PROPERTY_UNIQ_KEY,
     RETRY_TOPIC_PREFIX,
     Message,
@@ -62,6 +63,7 @@ _SENT_TIMED = (
 ) % (codes.LANGUAGE.encode(), codes.PROTOCOL_VERSION)
 _SENT = _SENT_TIMED.replace(b'"recallHandle":"%b",', b"")
 _NEW = tuple.__new__
+_TRANSACTION = PROPERTY_TRANSACTION.encode()
 _RESENDS_KNOWN_MAX = 10_000  # whose first sends may still come, from a connection that the broker reads late
 _RECORDS_PER_STEP = 50  # read in one go: about a millisecond
 
@@ -157,6 +159,9 @@ class Sends:
             return
         try:
             message = self._message(connection, command)
+            if _is_half(message):
+                self._send_half(connection, command, message, now_ms)
+                return
             entry = self._prepare(connection, message, now_ms)
         except SentBefore as before:
             self._answer_as_first(connection, command, before)
@@ -168,6 +173,31 @@ class Sends:
             return
         is_usual = command.serialization == JSON and not command.flag
         self._keep(entry, command.opaque if is_usual else command.without_content())
+
+    def _send_half(self, connection: Connection, command: Command, message: Message, now_ms: int) -> None:
+        """Stores the half of a transaction. Its answer names the half: by that its producer ends it."""
+        self.write(connection, now_ms)  # keeps the order of the sends
+        calls = self._broker.transactions
+        try:
+            try:
+                entry = calls.prepare_half(self._fit_queues(message), now_ms)
+            except TopicNotFound:
+                self._create_topic(command, message)
+                entry = calls.prepare_half(self._fit_queues(message), now_ms)
+            ticket = calls.write_half(entry, now_ms)
+        except PostdateError as error:
+            self._refuse(connection, command, error)
+            return
+        asked = command.without_content()
+        self._pulse.expect(connection, ticket, partial(self._answer_half, connection, asked))
+
+    def _answer_half(self, connection: Connection, command: Command, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            self._refuse(connection, command, ticket.error)
+        elif not command.is_oneway:
+            entry = ticket.prepared[0]
+            stored = _Stored(entry.message.topic, entry.message.queue_id, entry.unique_key or "", 0, ticket.offsets[0])
+            connection.write(reply(command, codes.SUCCESS, self._fields(connection, [stored], ticket.answer)))
 
     def _prepare(self, connection: Connection, message: Message, now_ms: int) -> Prepared:
         """Prepares a message; writes those collected before it where one of them has its id."""
@@ -228,8 +258,11 @@ class Sends:
             asked["topic"], command.body, asked["properties"].encode(), asked["queueId"], asked["flag"],
             asked["sysFlag"], asked["bornTimestamp"], connection.host, asked["reconsumeTimes"],
         )  # fmt: skip
-        if message.sys_flag & codes.SYS_TRANSACTION:
-            raise NoPermission("transactions are not supported: the half message was not stored")
+        if message.sys_flag & codes.SYS_TRANSACTION and not _is_half(message):
+            raise IllegalMessage(
+                f"sysFlag {message.sys_flag} marks a transaction, and the message is no half: those have the property "
+                f"{PROPERTY_TRANSACTION}=true"
+            )
         if message.topic.startswith(RETRY_TOPIC_PREFIX):
             message = self._retry_or_dead_letter(message, asked["maxReconsumeTimes"])
         return message if message.queue_id >= 0 else message._replace(queue_id=self._pick_queue(message.topic))
@@ -246,7 +279,7 @@ class Sends:
         """
         group = message.topic.removeprefix(RETRY_TOPIC_PREFIX)
         if message.reconsume_times <= retry_times_max(self._broker, group, times_max):
-            return _without_once(message)
+            return _as_copy(message)
         topic = self._creation.use_dead_letter_topic(group)
         return message._replace(topic=topic.name, queue_id=0, properties=encode_properties(sent_on(message.properties)))
 
@@ -511,12 +544,19 @@ class Sends:
         return fields | ({"recallHandle": handles[0]} if handles[0] != "-" else {})
 
 
-def _without_once(message: Message) -> Message:
-    """Returns a copy that a consumer sends on without the id of the message: that is stored under it."""
+def _is_half(message: Message) -> bool:
+    """Returns whether a message is the half of a transaction. A message that its consumer sends back is none."""
+    if _TRANSACTION not in message.properties or message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+        return False
+    return decode_properties(message.properties).get(PROPERTY_TRANSACTION, "").lower() == "true"
+
+
+def _as_copy(message: Message) -> Message:
+    """Returns what a consumer sends on without what the first message alone may have: its id, its transaction."""
     properties = decode_properties(message.properties)
-    if ONCE_PROPERTIES.isdisjoint(properties):
+    if NOT_OF_COPIES.isdisjoint(properties):
         return message
-    kept = {name: value for name, value in properties.items() if name not in ONCE_PROPERTIES}
+    kept = {name: value for name, value in properties.items() if name not in NOT_OF_COPIES}
     return message._replace(properties=encode_properties(kept))
 
 

@@ -1,4 +1,4 @@
-"""What the broker reports about itself to operators: figures, rates and settings.
+"""What the broker reports about itself to operators: figures, rates and settings; and cleaning at their word.
 
 The figures that RocketMQ's tools look for have its names. Ours follow, with names of our own.
 """
@@ -13,15 +13,18 @@ from postdate import __version__
 from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.clock import Clock
-from postdate.config import DAY_MS, LIVE
+from postdate.config import DAY_MS, LIVE, rocketmq_settings
 from postdate.errors import DiskFull, UsageError
+from postdate.server.address import Address
 from postdate.server.connection import Connection
 from postdate.server.masking import mask, mask_settings
+from postdate.server.pulse import Pulse
 from postdate.server.requests.pipeline import Pipelines
 from postdate.server.sessions.members import Conflict
 from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
+from postdate.wire.requests import Request
 
 _NONE = "0"  # for queues that RocketMQ has and we have not
 _REPORTS_SHOWN = 20
@@ -30,6 +33,8 @@ _LATE_MS = 100  # less than this is a disk that syncs
 _LATE_BESIDE_MS = 5_000  # bulk looks once a second, and finds what an import brings too late
 _HEARD_MS = 10_000  # a pipeline between two batches looks at the broker twice a second
 _PIPELINE_FIGURES = ("taken", "backlog", "horizon", "epoch", "rescued", "bulk_promoted")
+# What RocketMQ's tools look for in settings, and what is the same for every broker of ours.
+_ALWAYS_SO = {"brokerId": "0", "brokerRole": "ASYNC_MASTER", "slaveReadEnable": "false", "traceTopicEnable": "false"}
 _SPANS = {"statsMinute": Span.MINUTE, "statsHour": Span.HOUR, "statsDay": Span.DAY}
 
 
@@ -64,6 +69,8 @@ class Status:
         self,
         broker: Broker,
         clock: Clock,
+        address: Address,
+        pulse: Pulse,
         meter: Meter,
         counts: Callable[[], Mapping[str, int]],
         pipelines: Pipelines,
@@ -72,6 +79,8 @@ class Status:
     ) -> None:
         self._broker = broker
         self._clock = clock
+        self._address = address
+        self._pulse = pulse
         self._meter = meter
         self._counts = counts
         self._pipelines = pipelines
@@ -165,6 +174,10 @@ class Status:
             "postdate_log_problem": self._broker.log.failure or self._broker.fire_error or "none",
         }
         return {name: str(value) for name, value in figures.items()}
+
+    def get_replicas(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        """Answers how far replicas are, as a broker of RocketMQ without any does."""
+        return reply(command, codes.SUCCESS, body=reports.encode_no_replicas(self._broker.log.end))
 
     # -- the whole at a glance ----------------------------------------------------------------------------------
 
@@ -312,13 +325,33 @@ class Status:
     # -- settings -----------------------------------------------------------------------------------------------
 
     def get_settings(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        """Answers all settings as text, and which of them may change while the broker runs. Places are masked."""
+        """Answers all settings as text, also by RocketMQ's names, and which of them may change while the broker runs.
+        Places are masked.
+        """
         values = mask_settings(self._broker.settings, connection.host)
+        values |= rocketmq_settings(values) | _ALWAYS_SO | self._places(connection, command)
         texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
         body = reports.encode_properties_text(texts | {"live_settings": " ".join(sorted(LIVE))})
         return reply(command, codes.SUCCESS, {"version": f"postdate {__version__}"}, body=body)
+
+    def _places(self, connection: Connection, command: Command) -> dict[str, str]:
+        """Returns where this client finds the broker and its name server: of the one that it asks, the port."""
+        host, _, port = connection.broker_address.rpartition(":")
+        route_port = str(self._address.route_port)
+        listen_port = route_port if command.code == Request.GET_NAMESRV_CONFIG else port
+        return {"brokerIP1": host, "listenPort": listen_port, "namesrvAddr": f"{host}:{route_port}"}
 
     def change_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         """Changes all of the settings, or none where one is refused."""
         self._broker.change_settings(reports.decode_properties_text(command.body))
         return reply(command, codes.SUCCESS)
+
+    # -- cleaning -----------------------------------------------------------------------------------------------
+
+    def remove_expired(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        """Removes at once what the next retention would: files whose time is over. Answers how many.
+
+        That is all there is to clean: what a deleted topic has left goes in the same way, and like RocketMQ's, our
+        broker removes no topic because nobody uses it.
+        """
+        return reply(command, codes.SUCCESS, {"removed": self._pulse.remove_old_files()})

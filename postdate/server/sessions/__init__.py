@@ -4,6 +4,7 @@ from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.server.connection import Connection
 from postdate.server.lines import Lines
+from postdate.server.sessions.checkers import Checkers
 from postdate.server.sessions.locks import Locks
 from postdate.server.sessions.members import Members, Senders
 from postdate.server.sessions.meter import Meter
@@ -19,6 +20,7 @@ class Sessions:
     def __init__(self, broker: Broker, clock: Clock, lines: Lines) -> None:
         self.members = Members[Connection](broker, lines)
         self.senders = Senders[Connection](broker)
+        self.checkers = Checkers()
         self.locks = Locks(broker.limits.lock_expiry_ms * 1_000_000, broker.limits.locks_max)
         self.offsets = Offsets(broker)
         self.pullers = Pullers[Connection](self.offsets)

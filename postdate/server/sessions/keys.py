@@ -91,6 +91,9 @@ class Keys:
         topic, key, handle = named
         limit = self._broker.limits.key_messages_max
         located = await self.find(topic, key, limit, BY_ANY if handle is None else BY_UNIQUE)
+        if any(found.state is State.HALF for found in located.messages):  # only its producer decides about one
+            whole = [found for found in located.messages if found.state is not State.HALF]
+            located = located._replace(messages=whole)
         if handle is not None:
             is_named = self._broker.moves.is_named_by
             meant = [found for found in located.messages if is_named(found, key, handle.due_at_ms)]

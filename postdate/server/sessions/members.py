@@ -23,6 +23,7 @@ from typing import Generic, NamedTuple, TypeVar
 from postdate.broker.broker import Broker
 from postdate.errors import FlowControl, UsageError
 from postdate.message import RETRY_TOPIC_PREFIX
+from postdate.server.asker import ANYBODY, Asker
 from postdate.server.lines import Lines
 from postdate.wire.bodies import Consumer, Heartbeat, Subscription
 
@@ -362,11 +363,12 @@ class Sender(NamedTuple, Generic[Link]):
     seen_at_ns: int
     language: str
     version: int
+    asker: Asker = ANYBODY  # who sent the heartbeat
 
 
 class Senders(Generic[Link]):
-    """The producers of all groups, as their heartbeats name them: only operators ask for them. Producers beyond
-    groups_max are not listed, and send all the same.
+    """The producers of all groups, as their heartbeats name them: for operators, and for checks of transactions.
+    Producers beyond groups_max are not listed, and send all the same.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -375,8 +377,10 @@ class Senders(Generic[Link]):
         self._groups_of: dict[Link, set[str]] = {}
         self._count = 0
 
-    def beat(self, heartbeat: Heartbeat, link: Link, now_ns: int, language: str, version: int) -> None:
-        sender = Sender(heartbeat.client_id, link, now_ns, language, version)
+    def beat(
+        self, heartbeat: Heartbeat, link: Link, now_ns: int, language: str, version: int, asker: Asker = ANYBODY
+    ) -> None:
+        sender = Sender(heartbeat.client_id, link, now_ns, language, version, asker)
         for group in heartbeat.producer_groups:
             is_known = heartbeat.client_id in self._groups.get(group, ())
             if is_known or self._count < self._broker.settings.groups_max:

@@ -9,7 +9,8 @@ from operating import BROKER, CLUSTER, Look, Operator, Worker, Wrong, ok, run
 def story(operator: Operator, worker: Worker) -> None:
     send(operator, worker)
     with ThreadPoolExecutor() as pool:
-        chains = [pool.submit(chain, operator) for chain in (change_settings, change_routes)]
+        stories = (change_settings, change_routes, change_values)
+        chains = [pool.submit(chain, operator) for chain in stories]
         chains.append(pool.submit(move_the_group, operator, worker))
         for chain in chains:
             chain.result()
@@ -33,8 +34,15 @@ def change_settings(operator: Operator) -> None:
         ["updateBrokerConfig", "-b", broker, "-k", "retention_ms", "-v", "7d"],
         rf"update broker config success, {broker}",
     )
+    operator.expects(
+        "a setting by the name that RocketMQ has for it",
+        ["updateNamesrvConfig", "-k", "timerMaxDelaySec", "-v", "864000"],
+        r"update name server config success",
+    )
     operator.looks([
-        Look("the change is shown", ("getBrokerConfig", "-c", CLUSTER), (r"^retention_ms += +604800000$",)),
+        Look("the change is shown", ("getBrokerConfig", "-c", CLUSTER),
+             (r"^retention_ms += +604800000$", r"^fileReservedTime += +168$", r"^delay_ms_max += +864000000$")),
+        Look("and where a tool asks a name server", ("getNamesrvConfig",), (r"^timerMaxDelaySec += +864000$",)),
         Look("a setting that may not change is refused by name",
              ("updateBrokerConfig", "-c", CLUSTER, "-k", "messageDelayLevel", "-v", "1s"),
              (r"messageDelayLevel \(message_delay_level\) cannot change while the broker runs",)),
@@ -64,6 +72,19 @@ def change_routes(operator: Operator) -> None:
         r"No route info of this topic|may not be written",
     )
     operator.expects("and opened again", ["updateTopicPerm", "-t", "spare", "-c", CLUSTER, "-p", "6"], r"from 4 to 6")
+
+
+def change_values(operator: Operator) -> None:
+    stored, deleted = "create or update kv config to namespace success", "delete kv config from namespace success"
+    operator.expects("a value is stored", ["updateKvConfig", "-s", "mine", "-k", "colour", "-v", "red"], stored)
+    operator.expects("and changed", ["updateKvConfig", "-s", "mine", "-k", "colour", "-v", "blue"], stored)
+    operator.expects("and deleted", ["deleteKvConfig", "-s", "mine", "-k", "colour"], deleted)
+    order = ["updateOrderConf", "-t", "spare"]
+    said = r"orderConf success\. topic=\[spare\]"
+    operator.expects("the order of a topic", [*order, "-m", "put", "-v", f"{BROKER}:4"], f"update {said}")
+    operator.expects("is shown", [*order, "-m", "get"], rf"get {said}, orderConf=\[{BROKER}:4\]")
+    operator.expects("and deleted", [*order, "-m", "delete"], f"delete {said}")
+    operator.expects("and is gone", [*order, "-m", "get"], r"'ORDER_TOPIC_CONFIG' has no value under 'spare'")
 
 
 def move_the_group(operator: Operator, worker: Worker) -> None:
@@ -110,7 +131,15 @@ def clean_up(operator: Operator) -> None:
              (r"delete topic \[orders\] from cluster \[DefaultCluster\] success",
               r"delete topic \[orders\] from NameServer success")),
     ])  # fmt: skip
+    broker = operator.broker
+    operator.looks([
+        Look("old files of queues go", ("cleanExpiredCQ", "-b", broker), (r"^success",)),
+        Look("what is left of deleted topics too", ("cleanUnusedTopic", "-c", CLUSTER), (r"^success",)),
+        Look("and old files of the log", ("deleteExpiredCommitLog", "-b", broker), (r"^success",)),
+    ])  # fmt: skip
     left = operator.types("topicList").split()
+    if "spare" not in left:
+        raise Wrong(f"a topic that nobody uses is gone: {left}")
     if "orders" in left or "%RETRY%workers" in left:
         raise Wrong(f"topics that were deleted are there: {left}")
     operator.expects(

@@ -12,6 +12,7 @@ BODIES = Path("/tmp/rocketmq/msgbodys")  # where mqadmin leaves the bodies of me
 def story(operator: Operator, worker: Worker) -> None:
     wait_for_progress(operator)
     look_at_the_broker(operator)
+    look_at_exported_settings()
     look_at_clients(operator)
     try:
         look_at_messages(operator, worker)
@@ -28,8 +29,16 @@ def look_at_the_broker(operator: Operator) -> None:
               r"^postdate_waiting_near +: 0$", r"^postdate_log_problem +: none$", r"^commitLogDiskRatio +: 0\.\d+$",
               r"^msgGetTotalTodayNow +: [2-9]", r"^postdate_connections +: [1-9]", r"^postdate_held_pulls +: [1-9]")),
         Look("settings, and which may change", ("getBrokerConfig", "-b", broker),
-             (r"^lead_ms += +60000$", r"^retention_ms += +259200000$", r"^live_settings += .*\bretention_ms\b")),
-        Look("settings of a name server: the same", ("getNamesrvConfig",), (r"^lead_ms += +60000$",)),
+             (r"^lead_ms += +60000$", r"^retention_ms += +259200000$", r"^live_settings += .*\bretention_ms\b",
+              r"^fileReservedTime += +72$", rf"^brokerClusterName += +{CLUSTER}$", rf"^brokerName += +{BROKER}$",
+              rf"^listenPort += +{broker.rpartition(':')[2]}$", rf"^namesrvAddr += +{re.escape(operator.route)}$")),
+        Look("settings of a name server: the same", ("getNamesrvConfig",),
+             (r"^lead_ms += +60000$", rf"^listenPort += +{operator.route.rpartition(':')[2]}$")),
+        Look("settings as a file", ("exportConfigs", "-c", CLUSTER, "-f", str(Path.cwd())),
+             (rf"export {re.escape(str(Path.cwd()))}/configs.json success",)),
+        Look("that there are no replicas", ("haStatus", "-b", broker),
+             (rf"^#MasterAddr\t{re.escape(broker)}$", r"^#MasterCommitLogMaxOffset\t[1-9]\d+$", r"^#SlaveNum\t0$",
+              r"^#InSyncSlaveNum\t0$", r"^#SlaveAddr .*\n*\Z")),
         Look("all topics", ("topicList",), (r"^orders$", r"^spare$", r"^%RETRY%workers$")),
         Look("with their groups", ("topicList", "-c"), (rf"^{CLUSTER} +orders +workers",)),
         Look("where a topic is", ("topicRoute", "-t", "orders"), (rf'0:"{re.escape(broker)}"', r'"writeQueueNums":2')),
@@ -45,6 +54,14 @@ def look_at_the_broker(operator: Operator) -> None:
         Look("the entries of a queue", ("queryCq", "-t", "orders", "-q", "0", "-i", "0", "-c", "1", "-b", broker),
              (r"physicOffset=[1-9]",)),
     ])  # fmt: skip
+
+
+def look_at_exported_settings() -> None:
+    exported = Path("configs.json").read_text()
+    for pattern in (r'"masterBrokerSize": ?1\b', r'"brokerRole": ?"ASYNC_MASTER"', r'"fileReservedTime": ?"72"'):
+        if not re.search(pattern, exported):
+            raise Wrong(f"exportConfigs has written no {pattern!r}:\n{exported}")
+    ok("exportConfigs: its file has the settings that RocketMQ exports")
 
 
 def look_at_clients(operator: Operator) -> None:

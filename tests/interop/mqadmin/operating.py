@@ -51,7 +51,7 @@ class Operator:
     """Types commands against one broker."""
 
     def __init__(self, route: str, jvm: Sequence[str]) -> None:
-        self._route = route
+        self.route = route
         self._jvm = [*jvm[:1], f"-Drocketmq.log.root={Path.cwd()}", f"-Duser.home={Path.cwd()}", *jvm[1:]]
         self._jvm[1:1] = [f"-Drocketmq.home.dir={Path.cwd()}"]  # whose conf/tools.yml says as whom it signs
         self.broker = ""
@@ -68,7 +68,7 @@ class Operator:
 
     def _printed(self, words: Sequence[str]) -> str:
         done = subprocess.run(
-            [*self._jvm, MAIN, *words, "-n", self._route],
+            [*self._jvm, MAIN, *words, "-n", self.route],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_S,
             check=False,
         )  # fmt: skip
@@ -89,7 +89,7 @@ class Operator:
 
     @contextmanager
     def worker(self) -> Iterator["Worker"]:
-        worker = Worker([*self._jvm, "Worker", self._route])
+        worker = Worker([*self._jvm, "Worker", self.route])
         try:
             yield worker
         finally:

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -263,15 +262,3 @@ def test_a_route_is_forgotten_with_its_topic_and_not_before(tmp_path: Path) -> N
         assert "delete it from the broker" in (answer.remark or "")
         peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders")
         assert peer.ask(Request.DELETE_TOPIC_IN_NAMESRV, topic="orders").code == codes.SUCCESS
-
-
-def test_no_key_value_settings_are_kept(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        asked: dict[str, Any] = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders"}
-        answer = peer.ask(Request.GET_KV_CONFIG, **asked)
-        assert (answer.code, answer.remark) == (
-            codes.QUERY_NOT_FOUND,
-            "nothing is stored under 'orders': there are no key-value settings",
-        )
-        assert peer.ask(Request.DELETE_KV_CONFIG, **asked).code == codes.SUCCESS
-        assert peer.ask(Request.DELETE_KV_CONFIG, namespace="x").code == codes.INVALID_PARAMETER

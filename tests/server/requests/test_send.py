@@ -13,7 +13,7 @@ from postdate.wire import codes
 from postdate.wire.bodies import Inner, encode_batch
 from postdate.wire.frame import Command
 from postdate.wire.ids import parse_message_id, parse_recall_handle
-from postdate.wire.requests import END_TRANSACTION, Request
+from postdate.wire.requests import Request
 from tests.support.core import DAY_MS, HOUR_MS, MINUTE_MS, T0
 from tests.support.peer import (
     LONG_POLL_MS,
@@ -326,22 +326,25 @@ def test_the_levels_are_those_of_the_settings(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    "how",
-    [{"sys_flag": 4}, {"sys_flag": 12}, {"TRAN_MSG": "true"}, {"sys_flag": 4, "TRAN_MSG": "true", "DELAY": 1}],
-    ids=str,
-)
-def test_a_half_message_of_a_transaction_is_refused_and_not_stored(tmp_path: Path, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("sys_flag", [4, 8, 12])
+def test_a_sys_flag_that_marks_a_transaction_without_its_property_is_refused(tmp_path: Path, sys_flag: int) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
         end = served.call(lambda: served.broker.log.end)
-        answer = send(peer, "orders", **how)
-        assert answer.code == codes.NO_PERMISSION
-        assert "transactions are not supported" in (answer.remark or "")
+        answer = send(peer, "orders", sys_flag=sys_flag)
+        assert answer.code == codes.MESSAGE_ILLEGAL
+        assert "TRAN_MSG=true" in (answer.remark or "")
         assert served.call(lambda: served.broker.log.end) == end
-        ended = peer.ask(END_TRANSACTION, topic="orders", commitOrRollback=8)
-        assert ended.code == codes.REQUEST_CODE_NOT_SUPPORTED
-        assert ended.remark == "transactions are not supported"
+
+
+def test_a_batch_holds_no_halves(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        half = {"TRAN_MSG": "true", "PGROUP": "g", "UNIQ_KEY": "k"}
+        for how in ({}, {"f": 4}):
+            answer = send_batch(peer, "orders", [("plain", {"UNIQ_KEY": "a"}), ("half", half)], **how)
+            assert answer.code == codes.MESSAGE_ILLEGAL
+        assert read_bodies(peer, "orders") == []
 
 
 def test_a_message_that_says_it_is_no_transaction_is_stored(tmp_path: Path) -> None:
@@ -398,7 +401,7 @@ def test_one_bad_message_among_good_ones_of_a_write_fails_alone(tmp_path: Path) 
         ]
         peer.write(*commands)
         answers = [peer.answer_to(command.opaque).code for command in commands]
-        assert answers == [0, 13, 0, 16, 16, 0]
+        assert answers == [0, 13, 0, 16, 13, 0]
         assert read_bodies(peer, "orders") == ["first", "second", "third"]
 
 

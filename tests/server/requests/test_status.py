@@ -14,7 +14,7 @@ import pytest
 from postdate import __version__
 from postdate.arrival import OWN
 from postdate.clock import ManualClock
-from postdate.config import FIELDS, LIVE
+from postdate.config import FIELDS, LIVE, ROCKETMQ_NAMES
 from postdate.errors import DiskFull
 from postdate.message import Host
 from postdate.wire import codes
@@ -24,9 +24,11 @@ from tests.support.core import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDis
 from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
+    TINY,
     Peer,
     ask_json,
     connected,
+    fill_segments,
     heartbeat,
     make_topic,
     pull,
@@ -324,6 +326,9 @@ def test_rates_that_nobody_counts_are_refused_by_name(tmp_path: Path) -> None:
 # -- settings -------------------------------------------------------------------------------------------------------
 
 
+SHOWN = {"brokerIP1", "namesrvAddr", "brokerId", "brokerRole", "slaveReadEnable", "traceTopicEnable"}
+
+
 def settings_of(peer: Peer, code: int = Request.GET_BROKER_CONFIG) -> dict[str, str]:
     answer = peer.ask(code)
     assert answer.code == codes.SUCCESS
@@ -339,11 +344,38 @@ def change(peer: Peer, **texts: str) -> tuple[int, str | None]:
 def test_all_settings_are_told_and_which_of_them_may_change(tmp_path: Path) -> None:
     with serving(tmp_path, data="a\\folder of ü") as served, connected(served) as peer:
         told = settings_of(peer)
-        assert told.keys() == FIELDS.keys() | {"live_settings"}
+        assert told.keys() == FIELDS.keys() | ROCKETMQ_NAMES.keys() | SHOWN | {"live_settings"}
         assert (told["auto_create_topics"], told["shutdown_ms"]) == ("true", "500")
         assert told["data"] == "a\\folder of ü"
         assert told["live_settings"].split() == sorted(LIVE)
-        assert settings_of(peer, Request.GET_NAMESRV_CONFIG) == told
+        named = settings_of(peer, Request.GET_NAMESRV_CONFIG)
+        assert named == told | {"listenPort": served.server.route_address.rpartition(":")[2]}
+
+
+def test_settings_are_told_by_the_names_of_rocketmq_too(tmp_path: Path) -> None:
+    with serving(tmp_path, broker_name="here", cluster_name="all", retention_ms=DAY_MS) as served:
+        with connected(served) as peer:
+            told = settings_of(peer)
+        assert (told["brokerName"], told["brokerClusterName"], told["brokerId"]) == ("here", "all", "0")
+        assert f"{told['brokerIP1']}:{told['listenPort']}" == served.server.broker_address
+        assert told["namesrvAddr"] == served.server.route_address
+        assert (told["brokerRole"], told["flushDiskType"]) == ("ASYNC_MASTER", "SYNC_FLUSH")
+        assert (told["fileReservedTime"], told["autoCreateTopicEnable"]) == ("24", "true")
+    with serving(tmp_path, advertise="broker.example.org:1234") as served, connected(served) as peer:
+        told = settings_of(peer)
+        assert (told["brokerIP1"], told["listenPort"]) == ("broker.example.org", "1234")
+        assert told["namesrvAddr"] == f"broker.example.org:{served.server.route_address.rpartition(':')[2]}"
+
+
+@pytest.mark.parametrize("code", [Request.UPDATE_BROKER_CONFIG, Request.UPDATE_NAMESRV_CONFIG])
+def test_a_setting_changes_by_the_name_of_rocketmq(tmp_path: Path, code: int) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        assert peer.ask(code, b"fileReservedTime=48\nmaxMessageSize=10\n").code == codes.SUCCESS
+        told = settings_of(peer)
+        assert (told["retention_ms"], told["fileReservedTime"], told["maxMessageSize"]) == ("172800000", "48", "10")
+        answer = peer.ask(code, b"brokerName=other")
+        assert answer.code == codes.INVALID_PARAMETER
+        assert (answer.remark or "").startswith("brokerName (broker_name) cannot change while the broker runs")
 
 
 def test_a_change_counts_at_once_and_until_the_broker_stops(tmp_path: Path) -> None:
@@ -436,3 +468,37 @@ def test_places_are_shown_to_this_machine_and_masked_over_the_network(tmp_path: 
 
         served.call(move_away)
         assert shown() == [".../data", "s3://.../t", "cannot read .../table", ".../data", "s3://.../t"]
+
+
+# -- replicas and cleaning ------------------------------------------------------------------------------------------
+
+
+def test_a_broker_without_replicas_says_so_as_a_master(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        sent(peer, "orders")
+        told = ask_json(peer, Request.GET_BROKER_HA_STATUS)
+        assert told["masterCommitLogMaxOffset"] == served.call(lambda: served.broker.log.end) > 0
+        assert (told["master"], told["inSyncSlaveNums"], told["haConnectionInfo"]) == (True, 0, [])
+        assert told["haClientRuntimeInfo"]["masterAddr"] is None
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [Request.CLEAN_EXPIRED_CONSUMEQUEUE, Request.CLEAN_UNUSED_TOPIC, Request.DELETE_EXPIRED_COMMITLOG],
+    ids=lambda request: request.name,
+)
+def test_cleaning_removes_what_retention_would_and_no_topic(tmp_path: Path, request_: Request) -> None:
+    with serving(tmp_path, ManualClock(T0), retention_ms=DAY_MS, **TINY) as served, connected(served) as peer:
+        make_topic(peer, "unused")
+        fill_segments(served, peer, "orders")
+        waits = sent(peer, "orders", UNIQ_KEY="u1", TIMER_DELAY_MS=30 * DAY_MS)
+        assert peer.ask(request_).fields == {"removed": "0"}, "their time is not over"
+        served.pass_ms(DAY_MS)
+        assert int(peer.ask(request_).fields["removed"]) > 0
+        assert peer.ask(request_).fields == {"removed": "0"}
+        names = ask_json(peer, Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)["topicList"]
+        assert {"orders", "unused"} <= set(names)
+        low = peer.ask(Request.GET_MIN_OFFSET, topic="orders", queueId=0).fields["offset"]
+        assert int(low) > 0
+        recalled = peer.ask(Request.RECALL_MESSAGE, topic="orders", recallHandle=waits.fields["recallHandle"])
+        assert recalled.code == codes.SUCCESS, "what waits stays"

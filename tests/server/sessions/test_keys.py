@@ -153,7 +153,7 @@ def test_what_is_delivered_between_the_lookup_and_its_cancel_is_delivered(tmp_pa
         (found,) = located.waiting
         pass_and_settle(served, 6_000)
         assert read_bodies(peer, "orders") == ["late"]
-        connection = served.call(lambda: next(iter(dispatcher.connections)))
+        connection = served.call(lambda: served.connections()[0])
         recalls = Recalls(
             served.broker, served.clock, dispatcher.pulse, dispatcher.sessions.table, keys, dispatcher.pipelines.settled
         )
