@@ -130,6 +130,10 @@ class Renewed:
         self._seen = self._look_at_files()
         self.context = server_context(files)
 
+    async def find_context(self) -> ssl.SSLContext:
+        """Returns the present context, for what waits for one that is being made elsewhere."""
+        return self.context
+
     def look(self) -> bool:
         """Makes a new context if the files have changed; keeps the old one, and says so once, if they cannot be used.
         Returns whether there is a new one.

@@ -3,16 +3,20 @@
 It needs the package cryptography, which nothing else here does.
 """
 
+import asyncio
 import ipaddress
 import os
+import ssl
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from postdate.clock import SystemClock
-from postdate.errors import UsageError
+from postdate.errors import ProtocolError, UsageError
 from postdate.process import make_private_folder
-from postdate.tls import CERTIFICATE_FILE, KEY_FILE, ServerFiles
+from postdate.tls import CERTIFICATE_FILE, KEY_FILE, ServerFiles, server_context
 
 _DAYS = 825  # the longest that every client of TLS accepts
 _RENEWED_AFTER_S = (_DAYS - 90) * 86_400  # a local one is made anew some months before it ends
@@ -70,20 +74,49 @@ def make_certificate(folder: Path, names: Sequence[str]) -> Path:
     return certificate_path
 
 
-def local_certificate(folder: Path) -> ServerFiles:
-    """Returns the certificate of a data folder for this machine alone; makes it where there is none, or an old one.
-    Raises UsageError as `make_certificate` does.
+class LocalCertificate:
+    """The certificate of a data folder for this machine alone. It is made once, beside the start of a broker and by a
+    process of its own: loading what makes it would slow the start, and stay in the broker's memory. Clients that speak
+    TLS wait for it.
     """
-    own = folder / LOCAL_FOLDER
-    paths = [own / name for name in (CERTIFICATE_FILE, KEY_FILE)]
-    now_s = SystemClock().now_ms() / 1_000
-    if all(path.exists() for path in paths) and now_s - paths[0].stat().st_mtime < _RENEWED_AFTER_S:
-        return ServerFiles(*map(str, paths))
-    make_private_folder(own)
-    for path in paths:
-        path.unlink(missing_ok=True)
-    make_certificate(own, _LOCAL_NAMES)
-    return ServerFiles(*map(str, paths))
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / LOCAL_FOLDER
+        self._paths = [self._folder / name for name in (CERTIFICATE_FILE, KEY_FILE)]
+        self._lock = asyncio.Lock()
+        self._context: ssl.SSLContext | None = None
+
+    async def find_context(self) -> ssl.SSLContext:
+        """Raises ProtocolError where what makes it is not installed."""
+        async with self._lock:
+            if self._context is None:
+                if not self._is_fresh():
+                    await asyncio.to_thread(self._make)
+                self._context = server_context(ServerFiles(*map(str, self._paths)))
+            return self._context
+
+    def _is_fresh(self) -> bool:
+        now_s = SystemClock().now_ms() / 1_000
+        is_there = all(path.exists() for path in self._paths)
+        return is_there and now_s - self._paths[0].stat().st_mtime < _RENEWED_AFTER_S
+
+    def _make(self) -> None:
+        make_private_folder(self._folder)
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        done = subprocess.run([sys.executable, "-m", __name__, self._folder], capture_output=True, text=True)
+        if done.returncode:
+            raise ProtocolError(f"there is no certificate for this machine: {done.stderr.strip()}")
+
+
+def main(folder: str) -> int:
+    """Makes the certificate of a LocalCertificate, in its folder."""
+    try:
+        make_certificate(Path(folder), _LOCAL_NAMES)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
@@ -91,3 +124,7 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

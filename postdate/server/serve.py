@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from postdate.access.certificates import local_certificate
+from postdate.access.certificates import LocalCertificate
 from postdate.access.token import open_token
 from postdate.access.users import Users
 from postdate.broker.broker import Broker
 from postdate.clock import Clock, SystemClock
 from postdate.config import Limits, Settings
-from postdate.errors import UsageError
+from postdate.errors import ProtocolError, UsageError
 from postdate.extras import has_extra, install
 from postdate.process import (
     give_freed_memory_back,
@@ -39,7 +39,7 @@ from postdate.server.peer import MakePeer
 from postdate.server.requests import transactions
 from postdate.server.sessions.meter import TICK_MS
 from postdate.server.table_place import find_place, is_allowed
-from postdate.server.tls_port import Handshakes, TlsPort, bind
+from postdate.server.tls_port import Certificate, Handshakes, TlsPort, bind
 from postdate.storage.disk import RealDisk
 from postdate.storage.folder import FORMAT_FILE, refuse_foreign
 from postdate.tls import CERTIFICATE_FILE, RENEW_MS, Renewed, server_files
@@ -150,25 +150,22 @@ class Server:
 
         settings, is_local = self.broker.settings, _is_loopback(self.broker.settings.host)
         service = GrpcService(self.dispatcher, self.broker, self._clock)
-        certificate = self._certificate
+        certificate: Certificate | None = self._certificate
         if certificate is None and is_local and self._folder is not None:
-            certificate = self._local_certificate(self._folder)
+            certificate, self._handshakes = LocalCertificate(self._folder), Handshakes(self.broker.limits)
+            self._timers.append(asyncio.get_running_loop().create_task(self._make_certificate(certificate)))
         takes_plain = settings.tls != "enforcing" and (is_local or settings.insecure)
         opening = self._open(partial(GrpcConnection, service), settings.grpc_port, certificate, takes_plain=takes_plain)
         address = await self._bind("grpc_port", settings.grpc_port, opening)
         self._every(_EXPIRE_EVERY_MS, service.tick)
         return address
 
-    def _local_certificate(self, folder: Path) -> Renewed | None:
-        """Returns a certificate for this machine, made once; None where what makes it is not installed."""
+    async def _make_certificate(self, certificate: LocalCertificate) -> None:
+        """Has the certificate made before the first client wants it: some clients must be given it."""
         try:
-            files = local_certificate(folder)
-        except UsageError as error:
+            await certificate.find_context()
+        except (ProtocolError, OSError) as error:
             logger.info("the gRPC port takes clients without TLS alone: %s", error)
-            return None
-        if self._handshakes is None:
-            self._handshakes = Handshakes(self.broker.limits)
-        return Renewed(files)
 
     async def _bind(self, name: str, port: int, opening: Coroutine[Any, Any, Listeners]) -> str:
         """Opens a port; returns its address. Raises UsageError."""
@@ -188,7 +185,7 @@ class Server:
         return address_text(host, bound)
 
     async def _open(
-        self, make: MakePeer, port: int, certificate: Renewed | None, *, takes_plain: bool
+        self, make: MakePeer, port: int, certificate: Certificate | None, *, takes_plain: bool
     ) -> Listeners:  # fmt: skip
         settings, limits = self.broker.settings, self.broker.limits
         if certificate is None:

@@ -14,13 +14,14 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from postdate.config import Limits
 from postdate.errors import ProtocolError
 from postdate.message import Host
 from postdate.server.connections import Connections
 from postdate.server.peer import MakePeer, Peer
-from postdate.tls import Renewed, reason_of
+from postdate.tls import reason_of
 from postdate.wire.ids import host_of, host_text
 
 logger = logging.getLogger("postdate.server")
@@ -81,11 +82,17 @@ class Handshakes:
             self._places.release()
 
 
+class Certificate(Protocol):
+    """What a port shows, which may have to be made first."""
+
+    async def find_context(self) -> ssl.SSLContext: ...
+
+
 class TlsPort:
     """One listening socket. Made and used on the event loop."""
 
     def __init__(
-        self, listener: socket.socket, make: MakePeer, connections: Connections, certificate: Renewed,
+        self, listener: socket.socket, make: MakePeer, connections: Connections, certificate: Certificate,
         handshakes: Handshakes, limits: Limits, *, takes_plain: bool,
     ) -> None:  # fmt: skip
         self.sockets = (listener,)
@@ -190,7 +197,7 @@ class TlsPort:
     def _shake_hands(self, peer: socket.socket, end: float) -> "asyncio.Task[None]":
         async def shake_hands() -> None:
             await self._loop.connect_accepted_socket(
-                self._make_one, peer, ssl=self._certificate.context,
+                self._make_one, peer, ssl=await self._certificate.find_context(),
                 ssl_handshake_timeout=max(end - self._loop.time(), 0.001), ssl_shutdown_timeout=_GOODBYE_SECONDS,
             )  # fmt: skip
 

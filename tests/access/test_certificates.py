@@ -1,13 +1,14 @@
 """Self-signed certificates."""
 
+import asyncio
 import os
 import ssl
 from pathlib import Path
 
 import pytest
 
-from postdate.access.certificates import LOCAL_FOLDER, local_certificate, make_certificate
-from postdate.errors import UsageError
+from postdate.access.certificates import LOCAL_FOLDER, LocalCertificate, make_certificate
+from postdate.errors import ProtocolError, UsageError
 from postdate.tls import CERTIFICATE_FILE, KEY_FILE
 
 
@@ -52,31 +53,57 @@ def test_a_certificate_that_is_there_stays(tmp_path: Path) -> None:
     assert (tmp_path / CERTIFICATE_FILE).read_bytes() == before
 
 
+def paths_of(folder: Path) -> tuple[Path, Path]:
+    return folder / LOCAL_FOLDER / CERTIFICATE_FILE, folder / LOCAL_FOLDER / KEY_FILE
+
+
+def find_context(folder: Path) -> ssl.SSLContext:
+    async def find() -> ssl.SSLContext:
+        certificate = LocalCertificate(folder)
+        first, second = await asyncio.gather(certificate.find_context(), certificate.find_context())
+        assert first is second, "it is made once for all who wait"
+        return first
+
+    return asyncio.run(find())
+
+
 def test_the_certificate_of_this_machine_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
-    files = local_certificate(tmp_path)
-    before = Path(files.certificate).read_bytes()
-    assert local_certificate(tmp_path) == files
-    assert Path(files.certificate).read_bytes() == before
-    assert Path(files.certificate).parent == tmp_path / LOCAL_FOLDER
-    assert (tmp_path / LOCAL_FOLDER).stat().st_mode & 0o777 == 0o700
-    assert Path(files.key).stat().st_mode & 0o777 == 0o600
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(files.certificate, files.key)
-    client = ssl.create_default_context(cafile=files.certificate)
+    server = find_context(tmp_path)
+    certificate, key = paths_of(tmp_path)
+    before = certificate.read_bytes()
+    find_context(tmp_path)
+    assert certificate.read_bytes() == before
+    assert certificate.parent.stat().st_mode & 0o777 == 0o700
+    assert key.stat().st_mode & 0o777 == 0o600
+    client = ssl.create_default_context(cafile=certificate)
     for name in ("localhost", "127.0.0.1", "::1"):
         shake_hands(server, client, name)
 
 
 def test_an_old_certificate_of_this_machine_is_made_anew(tmp_path: Path) -> None:
-    files = local_certificate(tmp_path)
-    before = Path(files.certificate).read_bytes()
-    soon_over_s = Path(files.certificate).stat().st_mtime - 740 * 86_400
-    os.utime(files.certificate, (soon_over_s, soon_over_s))
-    local_certificate(tmp_path)
-    assert Path(files.certificate).read_bytes() != before
+    find_context(tmp_path)
+    certificate, _ = paths_of(tmp_path)
+    before = certificate.read_bytes()
+    soon_over_s = certificate.stat().st_mtime - 740 * 86_400
+    os.utime(certificate, (soon_over_s, soon_over_s))
+    find_context(tmp_path)
+    assert certificate.read_bytes() != before
 
 
 def test_half_a_certificate_of_this_machine_is_made_anew(tmp_path: Path) -> None:
-    files = local_certificate(tmp_path)
-    Path(files.key).unlink()
-    assert Path(local_certificate(tmp_path).key).exists()
+    find_context(tmp_path)
+    _, key = paths_of(tmp_path)
+    key.unlink()
+    find_context(tmp_path)
+    assert key.exists()
+
+
+def test_without_the_package_there_is_no_certificate_and_a_sentence_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tmp_path / "missing"
+    missing.mkdir()
+    (missing / "cryptography.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(missing), prepend=os.pathsep)
+    with pytest.raises(ProtocolError, match=r"no certificate for this machine: .* needs postdate.tls."):
+        find_context(tmp_path)

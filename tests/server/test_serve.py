@@ -2,8 +2,10 @@
 
 import errno
 import logging
+import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -350,14 +352,23 @@ def test_a_grpc_port_that_is_in_use_is_named_with_the_flag_that_chooses_another(
             pass
 
 
-def test_without_the_package_for_certificates_the_grpc_port_takes_plaintext_alone(
+def test_without_the_package_for_certificates_the_grpc_port_takes_plaintext_and_says_why_not_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    missing = tmp_path / "missing"
+    missing.mkdir()
+    (missing / "cryptography.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(missing), prepend=os.pathsep)
     with (
-        caplog.at_level(logging.INFO, "postdate.server"),
-        serving(tmp_path, has_access=True, grpc_port=0) as served,
+        caplog.at_level(logging.WARNING, "postdate.server"),
+        serving(tmp_path / "data", has_access=True, grpc_port=0) as served,
         calling(served) as client,
     ):
+        host, _, port = (served.server.grpc_address or "").rpartition(":")
+        context = ssl.create_default_context()
+        with socket.create_connection((host, int(port)), 30) as plain, pytest.raises(OSError):  # noqa: PT011
+            context.wrap_socket(plain, server_hostname=host)
         client.round_trip()
-    assert "the gRPC port takes clients without TLS alone" in caplog.text
+    assert (
+        "no TLS handshake: there is no certificate for this machine: --self-signed needs postdate[tls]" in caplog.text
+    )

@@ -107,19 +107,30 @@ def receive_request(**more: Any) -> Any:
 # -- TLS ------------------------------------------------------------------------------------------------------------
 
 
+def local_certificate(served: Served, folder: Path) -> Path:
+    """The certificate for this machine, which is made while the broker serves already: a handshake waits for it."""
+    assert served.server.grpc_address is not None
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    port = int(served.server.grpc_address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), WAIT_S) as plain, context.wrap_socket(plain):
+        return folder / LOCAL_FOLDER / CERTIFICATE_FILE
+
+
 def test_one_port_takes_tls_and_plaintext(tmp_path: Path) -> None:
     with (
         serving(tmp_path, has_access=True, grpc_port=0) as served, calling(served, "plain") as plain,
-        calling(served, "tls", ca=(tmp_path / LOCAL_FOLDER / CERTIFICATE_FILE).read_bytes()) as secure,
+        calling(served, "tls", ca=local_certificate(served, tmp_path).read_bytes()) as secure,
     ):  # fmt: skip
         plain.sent("orders", "work")
         assert secure.receive().bodies == ["work"]
+        wait_until(lambda: len(grpc_connections(served)) == 2)
         assert sorted(each.is_tls for each in grpc_connections(served)) == [False, True]
 
 
 def test_the_certificate_of_this_machine_is_made_once(tmp_path: Path) -> None:
-    path = tmp_path / LOCAL_FOLDER / CERTIFICATE_FILE
-    with serving(tmp_path, has_access=True, grpc_port=0):
+    with serving(tmp_path, has_access=True, grpc_port=0) as served:
+        path = local_certificate(served, tmp_path)
         made = path.read_bytes()
     with serving(tmp_path, has_access=True, grpc_port=0) as served, calling(served, ca=made) as client:
         client.round_trip()
@@ -130,7 +141,7 @@ def test_the_certificate_of_this_machine_is_made_once(tmp_path: Path) -> None:
 def test_a_client_of_tls_is_offered_http2(tmp_path: Path) -> None:
     with serving(tmp_path, has_access=True, grpc_port=0) as served:
         assert served.server.grpc_address is not None
-        context = ssl.create_default_context(cafile=str(tmp_path / LOCAL_FOLDER / CERTIFICATE_FILE))
+        context = ssl.create_default_context(cafile=local_certificate(served, tmp_path))
         context.set_alpn_protocols(["http/1.1", "h2"])
         port = int(served.server.grpc_address.rpartition(":")[2])
         with (
