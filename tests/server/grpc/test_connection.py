@@ -55,6 +55,7 @@ class RawPeer:
         if window_bytes is not None:
             window = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window_bytes}
             self.h2.local_settings = h2.settings.Settings(client=True, initial_values=window)
+        self.ends: dict[int, dict[str, str]] = {}  # the last fields of streams, as far as they have come
         self.h2.initiate_connection()
         self.flush()
 
@@ -76,16 +77,17 @@ class RawPeer:
 
     def read_end(self, stream_id: int) -> dict[str, str]:
         """Reads up to the end of a stream; returns its last fields."""
-        while True:
+        while stream_id not in self.ends:
             data = self.socket.recv(65_536)
             if not data:
                 raise Closed
             for event in self.h2.receive_data(data):
                 if isinstance(event, h2.events.TrailersReceived | h2.events.ResponseReceived):
                     fields: dict[Any, Any] = dict(event.headers)
-                    if event.stream_id == stream_id and "grpc-status" in fields:
-                        return fields
+                    if "grpc-status" in fields and event.stream_id is not None:
+                        self.ends[event.stream_id] = fields  # several may come at once
             self.flush()
+        return self.ends[stream_id]
 
 
 @contextmanager
