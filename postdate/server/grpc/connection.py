@@ -5,10 +5,10 @@ one write.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from postdate.config import Limits, Settings
-from postdate.server.grpc.call import Call
+from postdate.server.grpc.call import Call, Method
 from postdate.server.peer import Peer
 from postdate.wire.grpc import (
     UNAVAILABLE,
@@ -19,9 +19,6 @@ from postdate.wire.grpc import (
     Grpc,
     MessageReceived,
 )
-
-if TYPE_CHECKING:
-    from postdate.server.grpc.call import Method
 
 
 class CallHandler(Protocol):
@@ -34,7 +31,7 @@ class CallHandler(Protocol):
     def welcome(self, connection: Peer) -> bool: ...
     def farewell(self, connection: Peer) -> None: ...
     def complain(self, text: str, *details: object) -> None: ...
-    def find_method(self, path: str) -> "Method | None": ...
+    def find_method(self, path: str) -> Method | None: ...
     def begin(self, connection: Peer, call: Call) -> None: ...
     def take(self, call: Call, message: bytes) -> None: ...
     def handle_collected(self) -> None: ...
